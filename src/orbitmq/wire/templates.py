@@ -161,7 +161,8 @@ class RequestTemplate(Generic[H]):
         for place, mark in enumerate(marks):
             filler = b"%b" if place in self._texts else b'"%d"'
             text = _request_with(text, b'"%d"' % mark, filler)
-        self._text = _request_with(text, b"%d" % _OPAQUE_MARK, b"%d")
+        # In a text the quotation marks would be escaped.
+        self._text = _request_with(text, b'"opaque":%d' % _OPAQUE_MARK, b'"opaque":%d')
 
     def pieces(self, opaque: int, *values: int | str, body: Bytes = b"") -> list[Bytes]:
         """The request as the pieces to write one after the other; a large body is not copied."""

@@ -33,8 +33,9 @@ from orbitmq.parsing import Fields
 from orbitmq.remoting.blocking import BlockingConnection
 from orbitmq.remoting.settings import RemotingError
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command, Credentials, encode_command, encode_header, sign
+from orbitmq.wire.command import Command, Credentials, encode_command, sign
 from orbitmq.wire.headers import PullFlag, PullMessageRequest, PullMessageResponse
+from orbitmq.wire.templates import RequestTemplate
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -756,19 +757,12 @@ _PULL: Final = int(RequestCode.PULL_MESSAGE)
 #: The requested size of one answer. OrbitMQ's brokers follow it; Apache's have limits of their own
 #: (`maxTransferBytesOnMessageInMemory`).
 ANSWER_BYTES: Final = 1024 * 1024
-_pack_prefix = struct.Struct(">iI").pack
-
-#: Stand for the fields that differ. A name that contains one is detected, and no template is used.
-_OFFSET_MARK: Final = 7_304_196_113_405_128
-_COUNT_MARK: Final = 1_870_352_149
-_OPAQUE_MARK: Final = 1_970_352_151
 
 
 class Pulls:
-    """Encodes the pulls of one group with one filter.
+    """Encodes the pulls of one group with one filter, from a template for each queue.
 
-    Encoding each pull would cost as much as decoding its messages, so pulls are made from a
-    template with the same bytes. Signed pulls are encoded one by one.
+    Encoding each pull in full would cost as much as decoding its messages. Signed pulls are.
     """
 
     def __init__(
@@ -783,50 +777,40 @@ class Pulls:
         self._wanted = wanted
         self._credentials = credentials
         self._keep_reset = keeps_resets or None
-        self._templates: dict[Queue, bytes | None] = {}
+        self._templates: dict[Queue, RequestTemplate[PullMessageRequest]] = {}
 
     def encoded(self, queue: Queue, offset: int, count: int, opaque: int) -> bytes:
         """A pull of at most `count` messages from `offset` on."""
-        if queue not in self._templates:
-            self._templates[queue] = self._template(queue)
-        template = self._templates[queue]
-        if template is None:
-            request = self._request(queue, offset, count, opaque)
-            if self._credentials is not None:
-                request = sign(request, self._credentials)
-            return encode_command(request)
-        # In the order in which they stand in the header.
-        header = template % (offset, count, opaque)
-        size = len(header)
-        return _pack_prefix(4 + size, size) + header
-
-    def _template(self, queue: Queue) -> bytes | None:
         if self._credentials is not None:
-            return None
-        request = self._request(queue, _OFFSET_MARK, _COUNT_MARK, _OPAQUE_MARK)
-        text = encode_header(request).replace(b"%", b"%%")
-        marks = [b"%d" % mark for mark in (_OFFSET_MARK, _COUNT_MARK, _OPAQUE_MARK)]
-        places = [text.find(mark) for mark in marks]
-        if places != sorted(places) or any(text.count(mark) != 1 for mark in marks):
-            return None
-        for mark in marks:
-            text = text.replace(mark, b"%d")
-        return text
+            header = PullMessageRequest(
+                queue_offset=offset,
+                max_msg_nums=count,
+                **self._constant(queue),  # type: ignore[arg-type]  # named as declared
+            )
+            request = Command.request(_PULL, header, opaque=opaque)
+            return encode_command(sign(request, self._credentials))
+        template = self._templates.get(queue)
+        if template is None:
+            template = self._templates[queue] = RequestTemplate(
+                _PULL,
+                PullMessageRequest,
+                ("queue_offset", "max_msg_nums"),
+                constant=self._constant(queue),
+            )
+        (encoded,) = template.filled((offset, count, opaque), b"")
+        return bytes(encoded)
 
-    def _request(self, queue: Queue, offset: int, count: int, opaque: int) -> Command:
-        header = PullMessageRequest(
-            consumer_group=self._group,
-            topic=queue.topic,
-            queue_id=queue.id,
-            queue_offset=offset,
-            max_msg_nums=count,
-            sys_flag=_BROUGHT_SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            sub_version=0,
-            subscription=self._wanted.expression,
-            expression_type=self._wanted.kind,
-            max_msg_bytes=ANSWER_BYTES,
-            keep_reset=self._keep_reset,
-        )
-        return Command.request(_PULL, header, opaque=opaque)
+    def _constant(self, queue: Queue) -> dict[str, object]:
+        return {
+            "consumer_group": self._group,
+            "topic": queue.topic,
+            "queue_id": queue.id,
+            "sys_flag": _BROUGHT_SUBSCRIPTION,
+            "commit_offset": 0,
+            "suspend_timeout_millis": 0,
+            "sub_version": 0,
+            "subscription": self._wanted.expression,
+            "expression_type": self._wanted.kind,
+            "max_msg_bytes": ANSWER_BYTES,
+            "keep_reset": self._keep_reset,
+        }

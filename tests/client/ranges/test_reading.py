@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.errors import BrokerUnavailable, NoNameServer
 from orbitmq.client.ranges.connections import (
     Credentials,
     OffsetsGone,
@@ -17,7 +19,14 @@ from orbitmq.client.ranges.connections import (
     RangeConnections,
     RangeFilter,
 )
-from orbitmq.client.ranges.read import Chunk, Missing, RangeSettings, WindowLimits, read_ranges
+from orbitmq.client.ranges.read import (
+    Chunk,
+    Missing,
+    ProgressReset,
+    RangeSettings,
+    WindowLimits,
+    read_ranges,
+)
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused
 from orbitmq.message.stored import StoredMessage, decode_messages
@@ -26,13 +35,6 @@ from tests.support.filling import Sent, fill, forget_old, numbered, with_small_f
 from tests.support.forking import in_a_fork
 
 DEADLINE = 30.0
-
-
-@pytest.fixture
-def links(orbit_shared_cluster):
-    found = RangeConnections(RangeAccess(name_servers=(orbit_shared_cluster.name_server,)))
-    yield found
-    found.close()
 
 
 def messages_of(chunks: Iterator[Chunk] | Sequence[Chunk]) -> list[StoredMessage]:
@@ -62,35 +64,6 @@ def test_ranges_come_whole_and_in_order(links, orbit_shared_cluster, orbit_share
         *((0, offset) for offset in range(2500)),
     ]
     assert [int(each.body) for each in found[:3]] == [201, 203, 205]
-
-
-def test_brokers_are_read_beside_each_other():
-    with EmbeddedCluster(brokers=2) as cluster:
-        cluster.create_topic("orders", queues=1)
-        for place, address in enumerate(cluster.broker_addresses):
-            fill(address, "orders", numbered(300, first=300 * place))
-        links = RangeConnections(RangeAccess(name_servers=(cluster.name_server,)))
-        ranges = [
-            QueueRange(Queue("orders", "broker-a", 0), 0, 300),
-            QueueRange(Queue("orders", "broker-b", 0), 0, 300),
-        ]
-
-        found = messages_of(read_ranges(links, ranges, group="readers"))
-        links.close()
-
-    assert [int(each.body) for each in found] == list(range(600))
-
-
-def test_a_connection_is_kept_for_the_next_reader(links, orbit_shared_cluster, orbit_shared_topic):
-    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(10))
-    queue = Queue(orbit_shared_topic, "broker-a", 0)
-    first = links.lease(queue).connection
-    links.release(first)
-
-    messages_of(read_ranges(links, [QueueRange(queue, 0, 10)], group="readers"))
-
-    assert links.lease(queue).connection is first
-    first.close()
 
 
 def test_a_reader_that_is_left_early_leaves_no_answers_to_the_next(
@@ -139,22 +112,7 @@ def test_the_broker_leaves_out_what_is_not_wanted(
     assert [int(each.body) for each in found] == [n for n in range(3000) if chosen(n)]
 
 
-def test_a_part_of_a_filtered_queue_ends_where_it_was_said(
-    links, orbit_shared_cluster, orbit_shared_topic
-):
-    fill(
-        orbit_shared_cluster.broker_addresses[0],
-        orbit_shared_topic,
-        [Sent(b"%d" % number, 0, {"TAGS": "ab"[number % 2]}) for number in range(4000)],
-    )
-    part = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 1001, 2503)
-
-    found = messages_of(read_ranges(links, [part], group="readers", wanted=RangeFilter("b")))
-
-    assert [each.queue_offset for each in found] == list(range(1001, 2503, 2))
-
-
-def test_an_offset_beyond_the_end_is_an_error_with_both_ranges(
+def test_an_offset_beyond_the_end_is_an_error_with_both_ranges_or_left_out(
     links, orbit_shared_cluster, orbit_shared_topic
 ):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
@@ -168,44 +126,9 @@ def test_an_offset_beyond_the_end_is_an_error_with_both_ranges(
     assert "was asked for offsets 50 to 150 (exclusive) and has 0 to 100" in str(raised.value)
     copy = pickle.loads(pickle.dumps(raised.value))  # noqa: S301  # our own
     assert (copy.wanted, copy.low, str(copy)) == (wanted, 0, str(raised.value))
-
-
-def test_what_is_missing_at_the_end_can_be_left_out(
-    links, orbit_shared_cluster, orbit_shared_topic
-):
-    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
-    wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 50, 150)
-    settings = RangeSettings(lag_patience=0.2, missing=Missing.SKIP)
-
-    found = messages_of(read_ranges(links, [wanted], group="readers", settings=settings))
-
+    skipping = replace(settings, missing=Missing.SKIP)
+    found = messages_of(read_ranges(links, [wanted], group="readers", settings=skipping))
     assert [each.queue_offset for each in found] == list(range(50, 100))
-
-
-def test_messages_that_come_a_little_late_are_waited_for(
-    links, orbit_shared_cluster, orbit_shared_topic
-):
-    address = orbit_shared_cluster.broker_addresses[0]
-    fill(address, orbit_shared_topic, numbered(10))
-    waits = []
-
-    def wait(pause):
-        waits.append(pause)
-        if len(waits) == 3:
-            fill(address, orbit_shared_topic, numbered(10, first=10))
-
-    found = messages_of(
-        read_ranges(
-            links,
-            [whole(orbit_shared_topic, 0, 20)],
-            group="readers",
-            settings=RangeSettings(lag_patience=DEADLINE),
-            wait=wait,
-        )
-    )
-
-    assert [int(each.body) for each in found] == list(range(20))
-    assert waits[:3] == sorted(waits[:3])
 
 
 def test_expired_offsets_are_an_error_or_left_out():
@@ -309,3 +232,43 @@ def test_secrets_are_not_shown():
     assert "hidden" not in repr(access)
     assert pickle.loads(pickle.dumps(access)) == access  # noqa: S301  # our own
     assert hash(access) == hash(replace(access))
+
+
+def test_a_reset_of_the_group_is_reported_until_another_member_takes_it(orbit_cluster):
+    orbit_cluster.create_topic("orders", queues=1)
+    fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
+    queue = Queue("orders", "broker-a", 0)
+    with Admin(name_server=orbit_cluster.name_server) as admin:
+        admin.groups.create("billing")
+        admin.progress.reset("billing", "orders", ResetTo.by_queue({queue: 3}))
+    links = RangeConnections(RangeAccess(name_servers=(orbit_cluster.name_server,)))
+
+    def read(*, tells_resets):
+        settings = RangeSettings(tells_resets=tells_resets)
+        return list(
+            read_ranges(links, [QueueRange(queue, 10, 20)], group="billing", settings=settings)
+        )
+
+    for _ in range(2):
+        with pytest.raises(ProgressReset) as told:
+            read(tells_resets=True)
+        assert (told.value.queue, told.value.offset) == (queue, 3)
+    others = read(tells_resets=False)
+    again = read(tells_resets=True)
+    links.close()
+
+    assert [(chunk.start, chunk.end) for chunk in (*others, *again)] == [(10, 20)] * 2
+
+
+def test_a_name_server_that_has_answered_once_may_go_away():
+    with EmbeddedCluster() as cluster:
+        address = cluster.name_server
+        access = RangeAccess(name_servers=(address,))
+        early = RangeConnections(access)
+        early.check_reachable("a topic that nobody has")
+        early.close()
+    late = RangeConnections(access)
+
+    early.check_reachable()
+    with pytest.raises(NoNameServer, match=address):
+        late.check_reachable()

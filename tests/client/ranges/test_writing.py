@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections import defaultdict
 
 import pytest
 
 from orbitmq.client.errors import NoNameServer
-from orbitmq.client.producer.send import Publications
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, SendFailed, SettingError
 from orbitmq.message.stored import BatchElement
-from orbitmq.testing.cluster import EmbeddedCluster
+from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 
 
 @pytest.fixture
-def writer(orbit_shared_cluster):
-    found = RangeWriter(RangeAccess(name_servers=(orbit_shared_cluster.name_server,)), "writers")
+def writer(access):
+    # Small, so that writing waits when much is in flight.
+    found = RangeWriter(access, "writers", WritingSettings(ahead_bytes=100_000))
     found.start()
     yield found
     found.stop()
@@ -69,24 +70,6 @@ def test_messages_keep_the_ids_that_they_bring(writer, orbit_shared_cluster, orb
     assert found[b"3"].properties["UNIQ_KEY"] == "id-3"
 
 
-def test_a_name_server_that_is_away_for_a_moment_is_asked_again(
-    writer, orbit_shared_topic, monkeypatch
-):
-    find = Publications.find
-    asked: list[str] = []
-
-    async def away_at_first(publications, topic):
-        asked.append(topic)
-        if asked.count(orbit_shared_topic) <= 2:
-            raise NoNameServer([])
-        return await find(publications, topic)
-
-    monkeypatch.setattr(Publications, "find", away_at_first)
-
-    assert len(writer.queues(orbit_shared_topic)) == 4
-    assert asked.count(orbit_shared_topic) == 3
-
-
 def test_a_name_server_that_stays_away_is_said_to_be():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -98,22 +81,6 @@ def test_a_name_server_that_stays_away_is_said_to_be():
                 writer.queues("orders")
         finally:
             writer.stop()
-
-
-def test_writing_waits_while_much_is_on_its_way(orbit_shared_cluster, orbit_shared_topic):
-    settings = WritingSettings(ahead_bytes=100_000)
-    access = RangeAccess(name_servers=(orbit_shared_cluster.name_server,))
-    writer = RangeWriter(access, "writers", settings)
-    writer.start()
-    (queue, *_) = writer.queues(orbit_shared_topic)
-
-    for number in range(50):
-        writer.send(frame(queue, number, 1, size=60_000))
-        assert len(writer._on_their_way) <= 2
-    writer.finish()
-    writer.stop()
-
-    assert len(stored(orbit_shared_cluster, orbit_shared_topic)[queue.id]) == 50
 
 
 def test_a_restart_of_the_broker_loses_nothing_and_mixes_nothing_up(orbit_cluster, orbit_topic):
@@ -191,29 +158,28 @@ def test_after_a_failure_the_writer_can_be_used_again(
     assert stored(orbit_shared_cluster, orbit_shared_topic) == {2: [5]}
 
 
-def test_a_frame_goes_elsewhere_when_its_broker_is_away():
-    with EmbeddedCluster(brokers=2) as cluster:
-        cluster.create_topic("orders", queues=1)
-        settings = WritingSettings(timeout=2.0)
-        writer = RangeWriter(RangeAccess(name_servers=(cluster.name_server,)), "w", settings)
-        writer.start()
-        first, second = writer.queues("orders")
-        writer.send(frame(first, 0, 1))
-        writer.send(frame(second, 1, 1))
-        writer.finish()
-        cluster._run(cluster._cluster.brokers[1].stop())
+async def test_a_frame_goes_elsewhere_when_its_broker_is_away():
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders", queues=1)
+        access = RangeAccess(name_servers=(cluster.name_server,))
+        writer = RangeWriter(access, "writers", WritingSettings(timeout=2.0))
+        await asyncio.to_thread(writer.start)
+        queues = await asyncio.to_thread(writer.queues, "orders")
 
-        writer.send(frame(second, 2, 1))
-        writer.finish()
-
-        kept = cluster._call(
-            lambda: cluster._cluster.brokers[0].parts.store.max_offset("orders", 0)
-        )
-        assert kept == 2
-        writer.send(frame(second, 3, 1, bound=True))
-        with pytest.raises(SendFailed):
+        def write(number, place, *, bound=False):
+            writer.send(frame(queues[place], number, 1, bound=bound))
             writer.finish()
-        writer.stop()
+
+        await asyncio.to_thread(write, 0, 0)
+        await asyncio.to_thread(write, 1, 1)
+        await cluster.brokers[1].stop()
+
+        await asyncio.to_thread(write, 2, 1)
+
+        assert cluster.brokers[0].parts.store.max_offset("orders", 0) == 2
+        with pytest.raises(SendFailed):
+            await asyncio.to_thread(write, 3, 1, bound=True)
+        await asyncio.to_thread(writer.stop)
 
 
 @pytest.mark.parametrize("name", ["timeout", "ahead_bytes"])

@@ -1,4 +1,4 @@
-"""The window of pulls: every message once and in order, whatever brokers answer and when."""
+"""What is pulled, and the memory for it: every message once and in order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.connections import QueueRange
-from orbitmq.client.ranges.read import SCANNED, Chunk, RangeWindow, Slot, WindowLimits, before
+from orbitmq.client.ranges.connections import Credentials, QueueRange, RangeFilter
+from orbitmq.client.ranges.read import (
+    ANSWER_BYTES,
+    SCANNED,
+    Chunk,
+    Pulls,
+    RangeWindow,
+    ReceiveBuffer,
+    Slot,
+    WindowLimits,
+    before,
+)
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.command import Command, decode_command, encode_command, is_signed_by
+from orbitmq.wire.frame import FrameReader
+from orbitmq.wire.headers import PullMessageRequest
 
 A, B = Queue("orders", "broker-a", 0), Queue("orders", "broker-b", 3)
 
@@ -117,9 +131,10 @@ def test_every_message_leaves_once_and_in_order(
     assert covered == [(each.queue, at) for each in ranges for at in range(each.start, each.end)]
 
 
-def test_slots_take_the_size_of_the_answers():
+@pytest.mark.parametrize(("gives", "most_pulls"), [(7, 100_000 / 7 * 1.05), (10_000, 300)])
+def test_slots_take_the_size_of_the_answers(gives, most_pulls):
     window = RangeWindow([QueueRange(A, 0, 100_000)], limits=WindowLimits(requests=1))
-    broker = Model(most_messages=7, most_bytes=10**6, sizes=[100], one_of=None)
+    broker = Model(most_messages=gives, most_bytes=10**9, sizes=[100], one_of=None)
     pulls = 0
 
     while not window.is_finished:
@@ -128,22 +143,7 @@ def test_slots_take_the_size_of_the_answers():
             window.answered(slot, *broker.answer(slot, window.wanted(slot)))
         window.take()
 
-    # All but a few attempts to get more fit exactly.
-    assert pulls < 100_000 / 7 * 1.05
-
-
-def test_slots_grow_with_a_broker_that_gives_more():
-    window = RangeWindow([QueueRange(A, 0, 100_000)], limits=WindowLimits(requests=1))
-    broker = Model(most_messages=10_000, most_bytes=10**9, sizes=[100], one_of=None)
-    pulls = 0
-
-    while not window.is_finished:
-        for slot in window.due():
-            pulls += 1
-            window.answered(slot, *broker.answer(slot, window.wanted(slot)))
-        window.take()
-
-    assert pulls < 300
+    assert pulls < most_pulls
 
 
 def test_the_first_pull_alone_tells_how_much_a_broker_gives():
@@ -161,22 +161,6 @@ def test_the_first_pull_alone_tells_how_much_a_broker_gives():
     following = list(window.due())
     assert following[0].start == 32
     assert {len(range(slot.start, slot.end)) for slot in following} == {32}
-
-
-def test_a_lost_first_pull_is_made_again_alone():
-    window = RangeWindow([QueueRange(A, 0, 100_000)])
-    (first,) = window.due()
-
-    window.lost(first)
-
-    assert list(window.due()) == [first]
-    assert list(window.due()) == []
-
-
-def test_short_ranges_are_asked_for_all_at_once():
-    window = RangeWindow([QueueRange(A, 0, 32), QueueRange(B, 0, 30)])
-
-    assert len(list(window.due())) == 2
 
 
 def test_what_is_ahead_is_bounded_by_its_bytes():
@@ -231,3 +215,80 @@ def test_a_limit_must_be_positive(name):
 def test_a_range_cannot_end_before_it_starts():
     with pytest.raises(SettingError, match="7 to 6 of orders@broker-a:0"):
         QueueRange(A, 7, 6)
+
+
+# ---- memory: no piece is overwritten while it is in use
+
+
+def test_pieces_lie_side_by_side_until_all_were_given_back():
+    memory = ReceiveBuffer(100)
+    first, second = memory.room(40), memory.room(30)
+    first[:], second[:] = b"a" * 40, b"b" * 30
+
+    memory.release([first])
+    third = memory.room(30)
+    third[:] = b"c" * 30
+    assert bytes(second) == b"b" * 30
+
+    memory.release([second, third])
+    assert memory.is_unused
+    assert bytes(memory.room(100)[:70]) == b"a" * 40 + b"b" * 30
+
+
+@given(
+    size=st.integers(0, 50),
+    steps=st.lists(st.tuples(st.integers(1, 20), st.booleans()), max_size=40),
+    chance=st.randoms(use_true_random=False),
+)
+def test_pieces_keep_their_content(size, steps, chance):
+    memory = ReceiveBuffer(size)
+    held: list[tuple[memoryview, bytes]] = []
+
+    for number, (length, gives_back) in enumerate(steps):
+        piece, content = memory.room(length), bytes([number]) * length
+        piece[:] = content
+        held.append((piece, content))
+        if gives_back:
+            memory.release([held.pop(chance.randrange(len(held)))[0], b"from elsewhere"])
+        assert all(bytes(piece) == content for piece, content in held)
+
+
+# ---- pulls
+
+
+@given(
+    group=st.text(max_size=30),
+    expression=st.one_of(st.text(max_size=30), st.just("%d %b %%")),
+    kind=st.sampled_from(["TAG", "SQL92"]),
+    offset=st.integers(0, 2**63 - 1),
+    count=st.integers(1, 2**31 - 1),
+    opaque=st.integers(0, 2**31 - 1),
+)
+def test_a_pull_is_what_the_ordinary_encoder_makes_and_may_be_signed(
+    group, expression, kind, offset, count, opaque
+):
+    header = PullMessageRequest(
+        consumer_group=group,
+        topic=A.topic,
+        queue_id=A.id,
+        queue_offset=offset,
+        max_msg_nums=count,
+        sys_flag=4,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        sub_version=0,
+        subscription=expression,
+        expression_type=kind,
+        max_msg_bytes=ANSWER_BYTES,
+    )
+    wanted = RangeFilter(expression, kind)
+    credentials = Credentials(access_key="k", secret_key="s")  # noqa: S106  # not one
+
+    plain = Pulls(group, wanted, None).encoded(A, offset, count, opaque)
+    signed = Pulls(group, wanted, credentials).encoded(A, offset, count, opaque)
+
+    expected = Command.request(RequestCode.PULL_MESSAGE, header, opaque=opaque)
+    assert plain == encode_command(expected)
+    (frame,) = FrameReader().feed(signed)
+    assert decode_command(frame).header(PullMessageRequest) == header
+    assert is_signed_by(decode_command(frame), "s")

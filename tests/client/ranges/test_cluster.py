@@ -1,0 +1,185 @@
+"""What a planner asks a cluster: times, bounds, the group's offsets, and who else is there."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.consumer.progress import BrokerProgress
+from orbitmq.client.engine import Engine
+from orbitmq.client.ranges import cluster as rangecluster
+from orbitmq.client.ranges.cluster import RangeCluster, RangeMember, search
+from orbitmq.client.ranges.connections import RangeAccess, RangeFilter
+from orbitmq.client.routes import Queue
+from orbitmq.client.settings import ClientSettings
+from orbitmq.errors import OrbitError
+from orbitmq.testing.cluster import EmbeddedCluster, MovableClock
+from tests.support.filling import fill, numbered
+
+REFUSES, HANGS = Queue("orders", "broker-a", 0), Queue("orders", "broker-b", 0)
+HANGING = 0.1
+#: Timers may come early by as much as a clock is inexact.
+AT_LEAST = 0.9 * HANGING
+
+
+@given(
+    times=st.lists(st.integers(0, 20), max_size=60).map(sorted),
+    low=st.integers(0, 5),
+    guess=st.integers(-3, 80),
+    wanted=st.integers(-1, 22),
+)
+async def test_the_place_is_the_same_whatever_the_broker_says(times, low, guess, wanted):
+    async def is_young(offset):
+        assert low <= offset < low + len(times)
+        return times[offset - low] >= wanted
+
+    found = await search(low, low + len(times), guess, is_young)
+
+    assert found == low + bisect.bisect_left(times, wanted)
+
+
+@pytest.mark.parametrize("by", [-1, 0, 1])
+async def test_a_guess_that_is_nearly_right_costs_few_looks(by):
+    looks = []
+
+    async def is_young(offset):
+        looks.append(offset)
+        return offset >= 5000
+
+    assert await search(0, 10_000, 5000 + by, is_young) == 5000
+    assert len(looks) <= 4
+
+
+class StandingClock(MovableClock):
+    """A clock whose time of day moves only when it is moved; it stands within a millisecond."""
+
+    def now(self) -> float:
+        return 1_700_000_000.0007 + self._ahead
+
+
+@pytest.fixture
+def still_cluster():
+    with EmbeddedCluster(clock=StandingClock()) as cluster:
+        yield cluster
+
+
+def test_messages_are_found_by_the_time_at_which_they_were_stored(still_cluster):
+    still_cluster.create_topic("orders", queues=2)
+    times = []
+    for first in (0, 10, 20):
+        times.append(still_cluster.clock.now())
+        fill(still_cluster.broker_addresses[0], "orders", numbered(10, first=first))
+        still_cluster.clock.advance(100)
+    filled, empty = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
+    access = RangeAccess(name_servers=(still_cluster.name_server,))
+
+    def found(time):
+        with RangeCluster(access, "readers") as asked:
+            return asked.at_times({filled: time, empty: time}).or_raise()
+
+    assert [found(time)[filled] for time in times] == [0, 10, 20]
+    assert found(times[1] + 50)[filled] == 20
+    assert found(times[0] - 50)[filled] == 0
+    assert found(times[2] + 50) == {filled: None, empty: None}
+
+
+def test_an_administrator_finds_what_was_stored_from_a_time_on(still_cluster):
+    still_cluster.create_topic("orders", queues=1)
+    fill(still_cluster.broker_addresses[0], "orders", numbered(1))
+    still_cluster.clock.advance(0.001)
+    fill(still_cluster.broker_addresses[0], "orders", numbered(2, first=1))
+    since = still_cluster.clock.now()
+
+    with Admin(name_server=still_cluster.name_server) as admin:
+        admin.groups.create("readers")
+        browsed = [bytes(each.body) for each in admin.messages.browse("orders", since=since)]
+        moved = admin.progress.plan_reset("readers", "orders", ResetTo.time(since))
+
+    assert browsed == [b"1", b"2"]
+    assert [move.to_offset for move in moved.moves] == [1]
+
+
+# ---- brokers that do not answer: each has its own time
+
+
+@pytest.fixture
+def cluster(access):
+    with RangeCluster(access, "readers") as found:
+        yield found
+
+
+async def no_answer(queue: Queue) -> OrbitError:
+    """What a broker has for an answer; one takes its time, the other does not even begin to."""
+    if queue == HANGS:
+        await asyncio.sleep(HANGING)
+    return OrbitError("no")
+
+
+def test_a_broker_that_refuses_has_not_waited_for_one_that_hangs(cluster, monkeypatch):
+    async def ask(_, queue):
+        raise await no_answer(queue)
+
+    async def store(_, positions):
+        return {queue: await no_answer(queue) for queue in positions}
+
+    monkeypatch.setattr(rangecluster, "end_offset", ask)
+    monkeypatch.setattr(BrokerProgress, "store", store)
+    for outcome in (
+        lambda: cluster.ends([REFUSES, HANGS], patient=False),
+        lambda: cluster.report({REFUSES: 1, HANGS: 1}),
+    ):
+        began = time.monotonic()
+
+        found = outcome()
+
+        assert found.failures.keys() == found.waited.keys() == {REFUSES, HANGS}
+        assert found.waited[HANGS] >= AT_LEAST
+        # The first was through before the second began.
+        assert sum(found.waited.values()) <= time.monotonic() - began
+
+
+def test_what_nobody_can_say_is_not_repeated(cluster, monkeypatch):
+    told: dict[Queue, int] = {}
+
+    async def stored(_, queue):
+        if queue == HANGS:
+            raise await no_answer(queue)
+        return 3
+
+    async def store(_, positions):
+        told.update(positions)
+        return {}
+
+    monkeypatch.setattr(BrokerProgress, "stored", stored)
+    monkeypatch.setattr(BrokerProgress, "store", store)
+
+    reported = cluster.repeat({REFUSES: 7, HANGS: 7})
+
+    assert told == {REFUSES: 7}
+    assert reported.failures.keys() == {HANGS}
+    assert reported.waited[HANGS] >= AT_LEAST
+
+
+# ---- membership
+
+
+async def test_topics_are_named_in_the_order_in_which_they_are_asked_for():
+    member = RangeMember(Engine(ClientSettings(name_servers=("127.0.0.1:9",))), "readers")
+    topics = [f"t{number * 7 % 40}" for number in range(40)]
+
+    def named():
+        return [each.topic for each in member.consumer_data().subscription_data_set]
+
+    member.subscribe([*topics, topics[0]], RangeFilter())
+    assert named() == topics
+
+    # Those that stay keep their places and versions.
+    member.subscribe(["new", *topics[::-2], "newer"], RangeFilter())
+    assert named() == [*topics[1::2], "new", "newer"]
