@@ -101,20 +101,6 @@ async def test_a_server_that_sends_us_away_is_asked_again_on_a_new_connection():
         await until(lambda: len(server.connections) == 1)
 
 
-async def test_a_server_that_sends_us_away_twice_has_refused():
-    asked: list[Connection] = []
-
-    def away(connection, request):
-        asked.append(connection)
-        return request.answer(ResponseCode.GO_AWAY, remark="please go away")
-
-    async with serving({ECHO: away}) as server, running_engine(NOBODY) as engine:
-        with pytest.raises(BrokerRefused, match="GO_AWAY"):
-            await engine.ask(server.address, ECHO)
-
-        assert len(asked) == len(set(asked)) == 2
-
-
 # ---- requests of brokers
 
 
@@ -169,29 +155,6 @@ async def test_every_request_is_signed_and_no_secret_is_logged(caplog):
 
 
 # ---- life
-
-
-async def test_a_cancelled_stop_still_closes_everything():
-    def ignore(_, __):
-        return None
-
-    broker = ScriptedBroker(handlers={int(RequestCode.UNREGISTER_CLIENT): ignore})
-    async with broker.serving(), ScriptedNameServer().serving() as names:
-        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
-        engine = Engine(quick_settings(names.address, stop_timeout=20))
-        await engine.start()
-        await engine.routes.get("orders")
-        engine.join(MemberStub(producer_group="shop"))
-        await engine.heartbeat()
-        stopping = asyncio.create_task(engine.stop())
-        await asyncio.sleep(0.01)
-        stopping.cancel()
-
-        with pytest.raises(asyncio.CancelledError):
-            await stopping
-
-        await until(lambda: not broker.connections)
-        assert not engine.is_running
 
 
 async def test_before_the_start_and_after_the_stop_the_engine_refuses():

@@ -169,26 +169,6 @@ async def test_a_broker_that_is_broken_does_not_delay_the_others():
         assert await engine.heartbeat() == {}
 
 
-async def test_a_broker_that_a_route_brings_is_greeted_at_once():
-    first, second = ScriptedBroker(), ScriptedBroker()
-    async with (
-        first.serving(),
-        second.serving(),
-        ScriptedNameServer().serving() as names,
-        running_engine(names.address, route_refresh=0.02) as engine,
-    ):
-        names.routes["orders"] = topic_route({"broker-a": {0: first.address}})
-        engine.routes.track("orders")
-        await engine.routes.get("orders")
-        engine.join(CONSUMER)
-        await engine.heartbeat()
-        names.routes["orders"] = topic_route(
-            {"broker-a": {0: first.address}, "broker-b": {0: second.address}}
-        )
-
-        await until(lambda: len(second.heartbeats) == 1)
-
-
 async def test_brokers_that_no_route_names_any_more_are_dropped():
     old, new = ScriptedBroker(), ScriptedBroker()
     async with (

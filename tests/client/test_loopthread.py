@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import signal
 import sys
 import threading
 
@@ -13,7 +12,6 @@ import pytest
 from orbitmq.client import loopthread
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.errors import NotRunning, WrongUse
-from tests.support.producing import until_true
 
 DEADLINE = 20.0
 
@@ -62,41 +60,6 @@ def test_when_the_time_is_up_the_coroutine_is_cancelled(thread):
     assert thread.run(_double(3)) == 6
 
 
-@pytest.fixture
-def interrupting():
-    """A signal that is a Ctrl-C the first time and nothing afterwards."""
-    seen: list[int] = []
-
-    def interrupt(number, _):
-        seen.append(number)
-        if len(seen) == 1:
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    yield signal.SIGUSR1
-    signal.signal(signal.SIGUSR1, before)
-
-
-def test_an_interrupted_call_is_cancelled_and_the_thread_stays_usable(thread, interrupting):
-    cancelled = threading.Event()
-    caller = threading.get_ident()
-
-    async def interrupt_the_caller():
-        try:
-            while True:
-                # Again and again: one that comes before the caller waits is noticed afterwards.
-                signal.pthread_kill(caller, interrupting)
-                await asyncio.sleep(0.01)
-        finally:
-            cancelled.set()
-
-    with pytest.raises(KeyboardInterrupt):
-        thread.run(interrupt_the_caller(), timeout=DEADLINE)
-
-    assert cancelled.wait(DEADLINE)
-    assert thread.run(_double(3)) == 6
-
-
 class Interrupt(BaseException):
     """What strikes a thread, as Ctrl-C does."""
 
@@ -130,40 +93,6 @@ def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread):
         place += 1
 
     assert place > 10
-
-
-def test_wherever_a_signal_handler_stops_it_nobody_is_left_waiting():
-    """Also within the call that hands a coroutine over to the loop, which is closed then."""
-    files = (loopthread.__file__, asyncio.base_events.__file__)
-    place, has_struck = 0, True
-    outcomes: set[object] = set()
-
-    while has_struck:
-        has_struck = False
-        left = place
-        thread = LoopThread("orbitmq-handled")
-        thread.start()
-
-        def strike(frame, _, __, thread=thread):
-            nonlocal left, has_struck
-            if frame.f_code.co_filename in files:
-                left -= 1
-                if left == -1:
-                    has_struck = True
-                    thread.stop()
-
-        sys.setprofile(strike)
-        try:
-            outcomes.add(thread.run(_double(1), timeout=DEADLINE))
-        except NotRunning:
-            outcomes.add(NotRunning)
-        finally:
-            sys.setprofile(None)
-            thread.stop()
-        place += 1
-
-    assert place > 10
-    assert outcomes == {2, NotRunning}
 
 
 def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread):
@@ -258,34 +187,3 @@ def test_calls_that_race_with_the_stop_are_answered_or_refused_but_never_left_wa
             thread.stop()
 
             assert all(each.result(DEADLINE) >= 0 for each in calls)
-
-
-def test_whoever_stops_it_second_waits_for_its_end_too(thread):
-    begun, go_on = threading.Event(), threading.Event()
-    was_alive: list[bool] = []
-
-    async def end_late():
-        try:
-            begun.set()
-            await asyncio.Event().wait()
-        finally:
-            go_on.wait(DEADLINE)
-
-    def stop():
-        thread.stop()
-        was_alive.append("orbitmq-test" in _names())
-
-    ending = thread.submit(end_late())
-    assert begun.wait(DEADLINE)
-    first = threading.Thread(target=stop, daemon=True)
-    first.start()
-    until_true(lambda: not thread.is_running)
-    second = threading.Thread(target=stop, daemon=True)
-    second.start()
-    second.join(0.1)  # it has the opportunity to be wrong
-    go_on.set()
-    for each in (first, second):
-        each.join(DEADLINE)
-
-    assert was_alive == [False, False]
-    assert ending.cancelled()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer
-from orbitmq.client.routes import Queue, Routes, TopicRoute, provisional_route, route_of
-from orbitmq.clock import SystemClock
-from orbitmq.errors import NoRoute, NotRunning
+from orbitmq.client.routes import Queue, TopicRoute, provisional_route, route_of
+from orbitmq.errors import NoRoute
 from orbitmq.remoting.settings import Address
-from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
 from tests.support.client import ScriptedNameServer, running_engine, topic_route
-from tests.support.remoting import DEADLINE, until
+from tests.support.remoting import until
 
 A = Address("127.0.0.1", 10911)
 A_SLAVE = Address("127.0.0.1", 10921)
@@ -177,17 +174,6 @@ async def test_lookups_of_one_topic_at_the_same_time_share_one_request():
             assert all(isinstance(error, NoRoute) for error in failed)
 
 
-async def test_who_waits_for_a_route_when_the_client_stops_is_told():
-    async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
-        waiting = asyncio.create_task(engine.routes.get("orders"))
-        await asyncio.sleep(0)
-
-        await engine.stop()
-
-        with pytest.raises(NotRunning):
-            await waiting
-
-
 async def test_known_routes_are_not_asked_for_again_unless_wanted():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A}})
@@ -305,20 +291,6 @@ async def test_routes_that_nobody_tracks_are_forgotten():
             await until(lambda: engine.routes.addresses() == frozenset())
 
 
-async def test_routes_of_a_real_cluster_name_its_brokers():
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
-        await cluster.create_topic("orders", queues=2)
-        async with running_engine(cluster.name_server) as engine:
-            route = await engine.routes.get("orders")
-
-            assert route.publish_queues == _queues("orders", ("broker-a", 2), ("broker-b", 2))
-            assert route.addresses == {broker.address for broker in cluster.brokers}
-            assert engine.routes.addresses(slaves=False) == route.addresses
-            assert set(route.clusters.values()) == {"DefaultCluster"}
-            with pytest.raises(NoRoute):
-                await engine.routes.get("absent")
-
-
 # ---- brokers that vanish and return
 
 
@@ -354,38 +326,3 @@ async def test_a_broker_that_was_restarted_is_found_long_before_the_next_refresh
 
             await until(lambda: all(map(is_back, names.routes)), "the return of the broker")
             await until(lambda: not engine.routes._vanished, "the end of the search")
-
-
-@pytest.mark.parametrize("is_given_up", [True, False])
-async def test_a_broker_that_stays_away_is_not_looked_for_for_ever(is_given_up):
-    asked: list[str] = []
-    answers = {"orders": _both()}
-    searches: list[asyncio.Task[None]] = []
-
-    async def look_up(topic):
-        asked.append(topic)
-        return answers[topic]
-
-    routes = Routes(
-        look_up,
-        lambda: (),
-        refresh=3600.0,
-        clock=SystemClock(),
-        chance=random.Random(1),
-        spawn=lambda search, name: searches.append(asyncio.create_task(search, name=name)),
-        return_pause=0.01,
-        return_patience=1.0 if is_given_up else 3600.0,
-    )
-    routes.track("orders")
-    await routes.get("orders")
-    answers["orders"] = topic_route({"broker-b": {0: B}})
-    await routes.get("orders", refresh=True)
-    await until(lambda: len(asked) > 4, "several questions")
-    if not is_given_up:
-        routes.untrack("orders")
-
-    async with asyncio.timeout(DEADLINE):
-        await searches[0]
-
-    assert len(searches) == 1
-    assert not routes._vanished

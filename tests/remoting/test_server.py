@@ -54,35 +54,6 @@ async def test_a_host_that_is_none_is_refused():
         await Server(Dispatcher({}), ServerSettings(host="no.such.host.invalid")).start()
 
 
-async def test_ipv6_is_listened_on_where_there_is_any():
-    try:
-        async with serving({CODE: _fine}, ServerSettings(host="::1")) as server:
-            connection = await connect(f"[::1]:{server.address.port}")
-            assert (await connection.request(CODE, timeout=DEADLINE)).code == 0
-            assert connection.remote.host == "::1"
-            connection.close()
-    except ListenFailed as error:
-        pytest.skip(f"no IPv6 here: {error}")
-
-
-async def test_small_packets_are_not_held_back():
-    nodelay: list[int] = []
-
-    def look(connection, request):
-        sock = connection._transport.get_extra_info("socket")
-        nodelay.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        return request.answer(0)
-
-    async with serving({CODE: look}) as server:
-        connection = await connect(server.address)
-        await connection.request(CODE, timeout=DEADLINE)
-        sock = connection._transport.get_extra_info("socket")
-        nodelay.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        connection.close()
-
-    assert all(nodelay)
-
-
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_kept():
     settings = ServerSettings(idle=1.0, sweep=0.05)
     async with serving({CODE: _fine}, settings) as server:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -58,7 +60,7 @@ async def begin(peer: RawPeer, size: int = LONGEST - 1) -> None:
 
 
 def kept(server: Server) -> int:
-    return sum(each._reader.unfinished for each in server.connections)
+    return sum(each.bytes_in for each in server.connections)
 
 
 # Over sockets.
@@ -176,61 +178,20 @@ async def test_requests_before_a_long_frame_are_answered_while_that_waits():
         assert (first.opaque, second.opaque) == (7, 8)
 
 
-async def test_open_requests_with_large_bodies_stop_the_reading_until_they_are_answered():
-    open_requests: list[tuple[Connection, Command]] = []
-
-    def hold(connection, request):
-        open_requests.append((connection, request))
-        return LATER
-
-    connection_settings = ConnectionSettings(open_bytes=2 * MIB)
-    async with (
-        serving({HOLD: hold}, ServerSettings(connection=connection_settings)) as server,
-        RawPeer.connected(server.address) as peer,
-    ):
-        for number in range(8):
-            request = Command.request(HOLD, opaque=number, body=bytes(MIB // 2))
-            peer.writer.write(encode_command(request))
-        await until(lambda: len(open_requests) >= 4)
-        await until(lambda: not open_requests[0][0]._transport.is_reading())
-        at_first = len(open_requests)
-        answered = 0
-        while answered < 8:
-            await until(lambda: bool(open_requests))
-            connection, request = open_requests.pop(0)
-            connection.reply(request, request.answer(0))
-            await peer.receive()
-            answered += 1
-
-        assert at_first == 4
-
-
-def _peers(address: Address, count: int, host: str | None = None) -> _Peers:
-    return _Peers(address, count, host)
-
-
-class _Peers:
+@contextlib.asynccontextmanager
+async def _peers(
+    address: Address, count: int, host: str | None = None
+) -> AsyncIterator[list[RawPeer]]:
     """So many raw peers, of an address of this host if that is given; closed at the end."""
-
-    def __init__(self, address: Address, count: int, host: str | None) -> None:
-        self._address = address
-        self._count = count
-        self._local = None if host is None else (host, 0)
-        self._peers: list[RawPeer] = []
-
-    async def __aenter__(self) -> list[RawPeer]:
-        for _ in range(self._count):
-            self._peers.append(
-                RawPeer(
-                    *await asyncio.open_connection(
-                        self._address.host, self._address.port, local_addr=self._local
-                    )
-                )
-            )
-        return self._peers
-
-    async def __aexit__(self, *_: object) -> None:
-        for peer in self._peers:
+    local = None if host is None else (host, 0)
+    peers: list[RawPeer] = []
+    try:
+        for _ in range(count):
+            streams = await asyncio.open_connection(address.host, address.port, local_addr=local)
+            peers.append(RawPeer(*streams))
+        yield peers
+    finally:
+        for peer in peers:
             peer.writer.transport.abort()
 
 
@@ -255,31 +216,6 @@ def one_connection(
     )
     connection.connection_made(transport)
     return connection, transport
-
-
-async def test_the_time_of_a_frame_does_not_run_while_it_waits_for_memory():
-    clock = ManualClock()
-    memory = FrameMemory(LONGEST + 4)
-    other, _ = one_connection(clock, memory)
-    other.data_received(long_request()[: FREE_BYTES + 1])
-    connection, transport = one_connection(clock, memory)
-
-    connection.data_received(long_request()[: FREE_BYTES + 1])
-    assert not is_read(transport)
-    clock.time += 100
-    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-    assert not was_aborted(transport)
-    clock.time += 61
-    other.connection_lost(None)
-    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-    await asyncio.sleep(0)
-    clock.time += 59
-    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-    assert not was_aborted(transport)
-    clock.time += 2
-    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-
-    assert was_aborted(transport)
 
 
 async def test_a_long_frame_may_take_its_time_on_a_slow_line():

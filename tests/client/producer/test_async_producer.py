@@ -234,14 +234,6 @@ async def test_a_large_body_is_compressed_on_the_way(cluster):
     assert all(len(message.stored_body) < len(body) / 50 for message in stored)
 
 
-async def test_one_connection_serves_many_sends_at_a_time():
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        await asyncio.gather(*(producer.send("orders", b"x") for _ in range(100)))
-
-        assert len(cluster.brokers["a"].arrivals) == 1
-        assert len({sent.unique_id for sent in cluster.sent}) == 100
-
-
 async def test_submit_waits_while_too_much_is_in_flight():
     settings = SendSettings(max_in_flight=2, timeout=DEADLINE, retries=0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
@@ -353,17 +345,6 @@ async def test_it_says_when_it_is_not_running(cluster):
     for call in (producer.send, producer.submit, producer.send_one_way, producer.request):
         with pytest.raises(NotRunning, match="was stopped"):
             await call("orders", b"x")
-
-
-async def test_brokers_know_the_group_until_it_stops(cluster):
-    def groups():
-        return [group for broker in cluster.brokers for group in broker.parts.producers.groups()]
-
-    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
-        await producer.send("orders", b"x")
-        await until(lambda: "svc" in groups())
-
-    await until(lambda: "svc" not in groups())
 
 
 async def test_producers_can_share_a_client(cluster):

@@ -136,22 +136,6 @@ async def test_threads_that_send_use_connections_of_their_own_up_to_a_bound():
     assert 2 <= connected[0] <= 4
 
 
-def test_submitted_messages_are_all_sent(cluster, producer, topic):
-    def work(number):
-        return [
-            producer.submit(topic, b"%d-%d" % (number, step), key=number) for step in range(200)
-        ]
-
-    outcomes = _in_threads(4, work)
-    producer.flush(DEADLINE)
-
-    for futures in outcomes:
-        assert isinstance(futures, list), futures
-        offsets = [future.result(0).queue_offset for future in futures]
-        assert offsets == sorted(offsets), "later ones have overtaken earlier ones"
-    assert len(cluster.messages(topic)) == 800
-
-
 def test_a_full_flight_is_an_error_after_the_timeout():
     settings = SendSettings(max_in_flight=1)
     client = ClientSettings(channel=QUICK_CHANNELS, request_timeout=1.0)
@@ -180,8 +164,12 @@ def in_a_callback(producer: Producer, topic: str, work: Callable[[], object]) ->
 
     # The answer must not be there before the callback is: that would be called here.
     is_noted = threading.Event()
-    producer._thread.loop.call_soon_threadsafe(is_noted.wait, DEADLINE)
-    producer.submit(topic, b"first").add_done_callback(called)
+
+    def select(queues, _):
+        is_noted.wait(DEADLINE)
+        return queues[0]
+
+    producer.submit(topic, b"first", selector=select).add_done_callback(called)
     is_noted.set()
     return outcome.result(DEADLINE)
 
@@ -291,7 +279,7 @@ async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(m
             await asyncio.to_thread(producer.stop)
 
         assert [type(each.exception(0)) for each in submitted] == 3 * [NotRunning]
-        assert producer._submissions.in_flight.count == 0
+        assert producer.statistics().in_flight == 0
 
 
 def test_stops_that_overlap_all_wait_for_the_same_end(cluster, topic, monkeypatch):
@@ -476,15 +464,6 @@ def test_after_a_fork_it_says_that_it_belongs_to_another_process(cluster, produc
     )
     assert producer.send(topic, b"after").is_ok
     assert {message.body for message in cluster.messages(topic)} == {b"before", b"after"}
-
-
-def test_it_works_inside_a_running_loop_as_in_a_notebook(cluster, producer, topic):
-    async def cell():
-        producer.send(topic, b"first")
-        return producer.send(topic, b"second").queue_offset
-
-    assert asyncio.run(cell()) >= 0
-    assert len(cluster.messages(topic)) == 2
 
 
 def test_a_forgotten_stop_does_not_keep_the_program_from_ending(cluster, topic):

@@ -13,17 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.client.engine import Engine
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.send import SendResult
-from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.client.settings import ClientSettings
 from orbitmq.cluster import Cluster
 from orbitmq.errors import ClientError
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.settings import ServerSettings, parse_address
-from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers import CreateTopicRequest
+from orbitmq.remoting.settings import ServerSettings
 from tests.support.command import Started
 from tests.support.remoting import DEADLINE, until
 
@@ -63,22 +61,6 @@ class Processes:
         for name in tuple(self.started):
             await self.kill(name)
 
-    async def create_topic(self, topic: str) -> None:
-        async with Engine(resolve(self.name_server)) as engine:
-            for name, started in self.started.items():
-                await engine.ask(
-                    parse_address(started.address(name)),
-                    RequestCode.UPDATE_AND_CREATE_TOPIC,
-                    CreateTopicRequest(
-                        topic=topic,
-                        default_topic="TBW102",
-                        read_queue_nums=4,
-                        write_queue_nums=4,
-                        perm=6,
-                        topic_filter_type="SINGLE_TAG",
-                    ),
-                )
-
 
 @contextlib.asynccontextmanager
 async def _processes(folder: Path, *names: str) -> AsyncIterator[Processes]:
@@ -88,7 +70,8 @@ async def _processes(folder: Path, *names: str) -> AsyncIterator[Processes]:
     try:
         await asyncio.gather(*map(processes.start, names))
         await cluster.until_registered(names)
-        await processes.create_topic("orders")
+        async with AsyncAdmin(name_server=processes.name_server) as admin:
+            await admin.topics.create("orders", queues=4)
         await cluster.until_routed("orders", names)
         yield processes
     finally:

@@ -15,8 +15,7 @@ from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.routes import Queue
 from orbitmq.errors import WrongUse
 from orbitmq.testing.cluster import AsyncEmbeddedCluster
-from orbitmq.wire.codes import ResponseCode
-from tests.support.client import ScriptedNameServer, quick_settings, topic_route
+from tests.support.client import quick_settings
 from tests.support.remoting import DEADLINE, until
 
 #: Replies to a request, given the replier's producer.
@@ -100,22 +99,6 @@ async def test_a_request_without_a_reply_ends_at_its_timeout(cluster):
         await producer.send("questions", b"so that the broker is known")
         with pytest.raises(NoReply, match=r"'questions' within 1 s"):
             await producer.request("questions", b"anybody?", timeout=1.0)
-
-
-async def test_a_request_waits_for_a_name_server_that_is_not_ready(cluster):
-    name_server = ScriptedNameServer(refusal=ResponseCode.SERVICE_NOT_AVAILABLE)
-    name_server.routes["questions"] = topic_route({"broker-a": {0: cluster.brokers[0].address}})
-    async with (
-        name_server.serving(),
-        AsyncProducer(client=quick_settings(name_server.address)) as producer,
-        _replying(cluster, _echo),
-    ):
-        asking = asyncio.create_task(producer.request("questions", b"x", timeout=DEADLINE))
-        await until(lambda: name_server.asked("questions") > 1)
-        name_server.refusal = None
-        reply = await asking
-
-    assert reply.body == b"re: x"
 
 
 async def test_a_late_reply_is_no_error_for_who_replied(cluster):

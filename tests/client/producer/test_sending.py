@@ -91,17 +91,6 @@ async def test_what_is_stored_less_safely_is_sent_again_if_so_wanted_and_has_not
     assert len(cluster.sent) == len(answers)
 
 
-async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_attempt():
-    settings = SendSettings(retry_not_stored_ok=True, timeout=1.0, retry_pause=10)
-    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
-        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
-
-        result = await producer.send("orders", b"x")
-
-    assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
-    assert len(cluster.sent) == 1
-
-
 @pytest.mark.parametrize("answering", [*RETRIED, HANG_UP])
 async def test_another_broker_is_tried_with_the_same_id(answering):
     async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:

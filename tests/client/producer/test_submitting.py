@@ -20,7 +20,6 @@ from orbitmq.client.producer.send import Publisher, Sending, SendResult
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import SendFailed
-from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.wire.codes import EncodeError, WireLimits
 from orbitmq.wire.command import Credentials
 from tests.support.askingthreads import StrikeAt
@@ -148,33 +147,6 @@ async def test_those_that_wait_for_a_broker_in_vain_go_to_another_one(monkeypatc
             await asyncio.wrap_future(bound)
 
 
-def _refuse(_queues: object, _message: object) -> Queue:
-    raise ValueError("none of them")
-
-
-def _exit(_: object) -> None:
-    sys.exit(1)
-
-
-async def test_a_callback_that_exits_loses_nothing_that_was_submitted(monkeypatch):
-    gate = _Gate("find", _is_of_held, monkeypatch)
-    async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
-        cluster.publish("held")
-        queue = Queue("held", "a", 0)
-        submitted = [producer.submit("held", b"1", queue=queue)]
-        await until(lambda: gate.is_reached)
-        wrong = producer.submit("held", b"wrong", selector=_refuse)
-        wrong.add_done_callback(_exit)
-        submitted += [producer.submit("held", body, queue=queue) for body in (b"2", b"3")]
-
-        gate.open()
-
-        await until(lambda: all(each.done() for each in submitted))
-        assert all(each.result().is_ok for each in submitted)
-        assert isinstance(wrong.exception(0), ValueError)
-    assert [each.body for each in cluster.sent] == [b"1", b"2", b"3"]
-
-
 async def test_a_selector_that_exits_is_told_and_stops_no_other():
     def leave(_queues, _message):
         sys.exit(1)
@@ -188,24 +160,6 @@ async def test_a_selector_that_exits_is_told_and_stops_no_other():
 
         assert isinstance(wrong.exception(0), SystemExit)
         assert right.result().is_ok
-
-
-async def test_what_expires_while_it_waits_is_not_sent(monkeypatch):
-    gate = _Gate("find", _is_of_held, monkeypatch)
-    async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
-        cluster.publish("held")
-        first = producer.submit("held", b"in time")
-        await until(lambda: gate.is_reached)
-        late = producer.submit("held", b"late", timeout=0.01)
-        await until(late.done)
-
-        gate.open()
-
-        assert (await asyncio.wrap_future(first)).is_ok
-        with pytest.raises(SendFailed) as caught:
-            await asyncio.wrap_future(late)
-        assert isinstance(caught.value.cause, RequestTimedOut)
-    assert [each.body for each in cluster.sent] == [b"in time"]
 
 
 @pytest.mark.parametrize("is_signed", [False, True])

@@ -15,8 +15,13 @@ from orbitmq.broker.settings import BrokerSettings, TransactionSettings
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
-from orbitmq.client.producer.transactions import VerdictUnknown, state_of
-from orbitmq.errors import MessageRefused
+from orbitmq.client.producer.transactions import (
+    OpenTransactions,
+    TransactionResult,
+    VerdictUnknown,
+    state_of,
+)
+from orbitmq.errors import MessageRefused, NotRunning
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode, TransactionState
@@ -221,29 +226,16 @@ async def test_each_group_is_asked_about_its_own_transactions(cluster):
 
 
 @pytest.mark.parametrize(
-    "message",
-    [
-        Message("orders", b"x", delay=60),
-        Message("orders", b"x", delay_level=3),
-        Message("orders", b"x", deliver_at=4e9),
-    ],
-    ids=["delay", "delay_level", "deliver_at"],
+    ("field", "delay"), [("delay", 60), ("delay_level", 3), ("deliver_at", 4e9)]
 )
-async def test_a_delay_that_brokers_would_ignore_is_refused_in_a_transaction(message, request):
-    ran: list[str] = []
-
-    def local(_, transaction):
-        ran.append(transaction)
-        return True
-
+async def test_a_delay_that_brokers_would_ignore_is_refused_in_a_transaction(field, delay):
+    message = Message("orders", b"x", **{field: delay})
     async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
         with pytest.raises(MessageRefused, match="delivered when it is committed") as refused:
-            await producer.send_in_transaction(message, local)
-        with pytest.raises(MessageRefused):
-            await producer.send_half(message)
+            await producer.send_in_transaction(message, lambda *_: True)
 
-    assert refused.value.field == request.node.callspec.id
-    assert (cluster.sent, ran) == ([], [])
+    assert refused.value.field == field
+    assert cluster.sent == []
 
 
 async def test_a_half_message_says_what_it_is_and_whose():
@@ -300,3 +292,100 @@ def test_the_blocking_face_runs_the_work_on_the_callers_thread(caplog):
 
         assert threads == [threading.current_thread()] * 2
         assert (kept.state, dropped.state) == (TransactionState.COMMIT, TransactionState.ROLLBACK)
+
+
+# ---- a stop while transactions are under way
+
+
+@pytest.fixture
+def is_waiting(monkeypatch):
+    """Set when a stop has come to wait for transactions."""
+    is_waiting = threading.Event()
+    until_ended = OpenTransactions.until_ended
+
+    async def noted(transactions):
+        is_waiting.set()
+        return await until_ended(transactions)
+
+    monkeypatch.setattr(OpenTransactions, "until_ended", noted)
+    return is_waiting
+
+
+async def test_a_stop_of_the_blocking_face_waits_as_well(cluster, is_waiting):
+    producer = Producer("svc", name_server=cluster.name_server)
+    stop = threading.Thread(target=producer.stop)
+
+    def local(_, __):
+        stop.start()
+        assert is_waiting.wait(DEADLINE)
+        with pytest.raises(NotRunning):
+            producer.send_in_transaction(MESSAGE, lambda *_: True)
+        producer.end_transaction(half, TransactionState.COMMIT)
+        return True
+
+    def work():
+        try:
+            return producer.send_in_transaction(MESSAGE, local, timeout=DEADLINE)
+        finally:
+            stop.join(DEADLINE)
+
+    await asyncio.to_thread(producer.start)
+    half = await asyncio.to_thread(producer.send_half, Message("orders", b"half"))
+    result = await asyncio.to_thread(work)
+
+    assert not stop.is_alive()
+    assert result.state is TransactionState.COMMIT
+    await until(lambda: {each.body for each in cluster.messages("orders")} == {b"half", b"paid"})
+    with pytest.raises(NotRunning):
+        producer.end_transaction(half, TransactionState.COMMIT)
+
+
+@pytest.mark.parametrize("face", ["async", "blocking"])
+@pytest.mark.parametrize(
+    "error", [None, ValueError("the database is gone")], ids=["done", "raised"]
+)
+async def test_work_that_ends_after_the_stop_has_its_own_outcome_and_is_left_to_the_broker(
+    face, error, monkeypatch, caplog
+):
+    async def given_up(_):
+        return False
+
+    async def local(_, __):
+        await producer.stop()
+        return outcome()
+
+    def blocking_local(_, __):
+        blocking.stop()
+        return outcome()
+
+    def outcome():
+        if error is not None:
+            raise error
+        return True
+
+    def blocking_work():
+        blocking.start()
+        return blocking.send_in_transaction(MESSAGE, blocking_local)
+
+    monkeypatch.setattr(OpenTransactions, "until_ended", given_up)
+    result: object
+    async with scripted_cluster("a") as cluster:
+        address = str(cluster.name_server.address)
+        producer, blocking = AsyncProducer(name_server=address), Producer(name_server=address)
+        try:
+            if face == "blocking":
+                result = await asyncio.to_thread(blocking_work)
+            else:
+                await producer.start()
+                result = await producer.send_in_transaction(MESSAGE, local)
+        except Exception as raised:  # noqa: BLE001  # looked at below
+            result = raised
+
+    state = "COMMIT" if error is None else "UNKNOWN"
+    if error is None:
+        assert isinstance(result, TransactionResult)
+        assert result.state is TransactionState.COMMIT
+    else:
+        assert result is error
+    assert f"the end ({state}) of the transaction" in caplog.text
+    assert "was not reported, the broker will ask" in caplog.text
