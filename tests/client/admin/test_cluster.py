@@ -7,12 +7,9 @@ import pytest
 from orbitmq.broker.errors import Refused
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.cluster import runtime_info
-from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BadRequest, BrokerNotFound, NoNameServer, NotEffective
+from orbitmq.client.errors import BadRequest, BrokerNotFound, NotEffective
 from orbitmq.client.routes import Queue
-from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import BrokerRefused, NotRunning, PartlyDone, SettingError
-from orbitmq.remoting.settings import ChannelSettings
+from orbitmq.errors import BrokerRefused, NotRunning, PartlyDone
 from orbitmq.wire.codes import ResponseCode
 
 A0 = Queue("orders", "broker-a", 0)
@@ -77,18 +74,6 @@ async def test_a_broker_that_answers_and_does_not_tell_is_up(world, monkeypatch)
     assert all("no samples yet" in text for text in status.warnings)
 
 
-async def test_an_admin_may_share_the_connections_of_an_engine(world):
-    engine = Engine(ClientSettings(name_servers=(world.cluster.name_server,)))
-    await engine.start()
-    try:
-        admin = AsyncAdmin.on(engine)
-        assert (await admin.cluster()).is_healthy
-        await admin.stop()
-        assert engine.is_running
-    finally:
-        await engine.stop()
-
-
 async def test_a_change_that_one_broker_does_not_take_names_it_and_those_that_did(world):
     await world.register_ghost("broker-g")
 
@@ -96,25 +81,6 @@ async def test_a_change_that_one_broker_does_not_take_names_it_and_those_that_di
         await world.admin.groups.create("new")
 
     assert set(await world.admin.groups.settings("new")) == {"broker-a", "broker-b"}
-
-
-async def test_a_name_server_that_does_not_answer_is_named(world):
-    dead = "127.0.0.1:1"
-    client = ClientSettings(name_servers=(world.cluster.name_server, dead))
-    async with AsyncAdmin(client=client) as admin:
-        status = await admin.cluster()
-
-    down = [server for server in status.name_servers if not server.is_up]
-    assert [str(server.address) for server in down] == [dead]
-    assert any(dead in text for text in status.warnings)
-
-
-async def test_without_any_name_server_the_error_names_those_tried():
-    channel = ChannelSettings(connect_timeout=1.0)
-    client = ClientSettings(name_servers=("127.0.0.1:1",), channel=channel)
-    async with AsyncAdmin(client=client) as admin:
-        with pytest.raises(NoNameServer, match=r"127\.0\.0\.1:1"):
-            await admin.cluster()
 
 
 async def test_an_admin_that_is_not_started_or_stopped_says_so(world):
@@ -127,14 +93,6 @@ async def test_an_admin_that_is_not_started_or_stopped_says_so(world):
 
     with pytest.raises(NotRunning, match="stopped"):
         await admin.cluster()
-
-
-async def test_name_servers_are_required(monkeypatch):
-    monkeypatch.delenv("ORBITMQ_NAME_SERVER", raising=False)
-    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
-
-    with pytest.raises(SettingError, match="name server"):
-        AsyncAdmin()
 
 
 async def test_one_broker_is_found_by_name_or_address(world):
@@ -248,15 +206,3 @@ async def test_a_broker_is_taken_out_of_the_routes_of_producers_and_back(world):
     assert await config.set_writable("broker-a", True) > 0
     route = await world.admin.topics.route("orders")
     assert {part.permission.letters for part in route.brokers} == {"rw"}
-
-
-async def test_what_is_shown_can_be_kept_in_sets_and_compared(world):
-    first, second = await world.admin.topics.list(), await world.admin.topics.list()
-    await world.admin.groups.create("billing")
-
-    assert first == second
-    assert set(first) == set(second)
-    assert len({*(await world.admin.groups.settings("billing")).values()}) == 1
-    assert {await world.admin.groups.describe("billing")}
-    assert {await world.admin.topics.route("orders")}
-    assert {(await world.admin.cluster()).name_servers}

@@ -113,13 +113,6 @@ async def test_wrong_filters_are_refused(world):
         await world.admin.dead_letters.summary("no group")
 
 
-async def test_a_group_without_dead_letters_has_none(world):
-    assert await _found(world) == []
-    summary = await world.admin.dead_letters.summary(GROUP)
-    assert (summary.count, summary.by_reason) == (0, ())
-    assert await world.admin.dead_letters.sample(GROUP) == ()
-
-
 async def test_letters_are_piled_by_reason_topic_and_age(world):
     await _letters(world)
     world.cluster.advance(7200.0)
@@ -139,16 +132,6 @@ async def test_letters_are_piled_by_reason_topic_and_age(world):
     worst = summary.by_reason[0]
     assert worst.sample.message.body == b"4"
     assert worst.last_died_at - worst.first_died_at == pytest.approx(40.0, abs=5.0)
-
-
-async def test_a_sample_is_the_latest(world):
-    await _letters(world)
-
-    sample = await world.admin.dead_letters.sample(GROUP, 2, DeadLetterFilter(reason="ValueError"))
-
-    assert [letter.message.body for letter in sample] == [b"4", b"2"]
-    with pytest.raises(SettingError, match="count"):
-        await world.admin.dead_letters.sample(GROUP, 0)
 
 
 async def test_letters_of_an_unreadable_topic_say_what_to_do(world):
@@ -192,35 +175,6 @@ async def test_letters_go_to_the_group_alone_and_keep_what_they_are(world):
     assert shown.topic == "orders"
 
 
-async def test_letters_go_to_their_first_topic_when_told(world):
-    await _letters(world)
-
-    report = await world.admin.dead_letters.resend(GROUP, to="origin")
-
-    assert report.counts == {ResendResult.SENT: 5}
-    assert {outcome.topic for outcome in report.outcomes} == {"orders"}
-    again = [
-        message
-        for message in world.cluster.messages("orders")
-        if message.get_property(RESENT_FROM) is not None
-    ]
-    assert sorted(message.body for message in again) == [b"0", b"1", b"2", b"3", b"4"]
-    assert all(message.get_property("RETRY_TOPIC") is None for message in again)
-
-
-async def test_a_letter_is_not_sent_twice_unless_one_insists(world):
-    await _letters(world)
-    letters = world.admin.dead_letters
-    await letters.resend(GROUP, DeadLetterFilter(keys=["order-1"]))
-
-    second = await letters.resend(GROUP)
-    third = await letters.resend(GROUP, again=True, limit=2)
-
-    assert second.counts == {ResendResult.ALREADY_SENT: 1, ResendResult.SENT: 4}
-    assert third.counts == {ResendResult.SENT: 2}
-    assert len(world.cluster.messages(RETRY)) == 7
-
-
 async def test_a_letter_that_dies_again_shows_how_often_it_was_sent(world):
     await _letters(world)
     where = DeadLetterFilter(keys=["order-0"])
@@ -238,44 +192,6 @@ async def test_a_letter_that_dies_again_shows_how_often_it_was_sent(world):
         ResendResult.ALREADY_SENT,
         ResendResult.SENT,
     ]
-
-
-async def test_a_dry_run_sends_nothing(world):
-    await _letters(world)
-
-    report = await world.admin.dead_letters.resend(GROUP, dry_run=True, limit=3)
-
-    assert report.counts == {ResendResult.WOULD_BE_SENT: 3}
-    assert {outcome.topic for outcome in report.outcomes} == {RETRY}
-    assert world.cluster.messages(RETRY) == []
-
-
-async def test_the_rate_limits_how_fast_letters_go(world, monkeypatch):
-    await _letters(world)
-    pauses: list[float] = []
-
-    async def sleep(seconds):
-        pauses.append(seconds)
-        ahead[0] += seconds
-
-    ahead = [0.0]
-    began = world.cluster.clock.monotonic()
-    monkeypatch.setattr(world.cluster.clock, "monotonic", lambda: began + ahead[0])
-    monkeypatch.setattr("orbitmq.client.admin.deadletters.asyncio.sleep", sleep)
-
-    await world.admin.dead_letters.resend(GROUP, rate=0.1)
-
-    assert pauses == pytest.approx([0.0, *[10.0] * 4])
-
-
-async def test_outcomes_come_as_letters_go(world):
-    await _letters(world)
-
-    async for outcome in world.admin.dead_letters.resending(GROUP, limit=5):
-        assert outcome.result is ResendResult.SENT
-        break
-
-    assert len(world.cluster.messages(RETRY)) == 1
 
 
 async def test_a_letter_that_fails_is_named_and_does_not_hold_up_the_others(world):

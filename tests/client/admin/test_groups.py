@@ -78,14 +78,6 @@ async def test_a_broker_that_cannot_tell_of_all_groups_is_asked_for_each(world, 
     assert (group.group, group.lag) == (GROUP, 3)
 
 
-async def test_system_groups_are_shown_only_when_asked_for(world):
-    usual = [each.group for each in await world.admin.groups.list()]
-    everything = [each.group for each in await world.admin.groups.list(system=True)]
-
-    assert usual == []
-    assert "TOOLS_CONSUMER" in everything
-
-
 async def test_progress_shows_lag_in_messages_and_seconds_per_queue(world):
     await world.admin.groups.create(GROUP)
     records = await world.fill(A0, 5)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from orbitmq.client.admin.deadletters import DeadLetterFilter, ResendResult
-from orbitmq.client.admin.groups import GroupState
 from orbitmq.client.admin.messages import Fate
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.consumer import AsyncConsumer
@@ -17,7 +16,6 @@ from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer
-from orbitmq.client.routes import Queue
 from tests.support.broker import until
 from tests.support.client_admin import GROUP, World
 
@@ -78,35 +76,6 @@ async def test_a_group_at_work_goes_back_and_gets_everything_again(world):
     assert sorted(got, key=int) == sorted(got[:20] * 2, key=int)
 
 
-async def test_the_owner_of_every_queue_is_known(world):
-    async def handle(_):
-        return None
-
-    async with _consuming(world, handle) as first, _consuming(world, handle) as second:
-        await until(lambda: len(first.assignment()) == len(second.assignment()) >= 2, DEADLINE)
-        await _produce(world, 8)
-        ids = {first.client_id, second.client_id}
-
-        async def is_known():
-            progress = await world.admin.groups.progress(GROUP, topic="orders")
-            owners = [each.owner for each in progress.queues]
-            return len(owners) == 4 and set(owners) == ids
-
-        await _until(is_known)
-        details = await world.admin.groups.describe(GROUP)
-        info = await world.admin.consumers.running_info(GROUP, first.client_id, stack=True)
-
-    assert details.state is GroupState.ONLINE
-    assert details.members is not None
-    assert set(details.members.client_ids) == ids
-    assert {each.language for each in details.members.clients} == {"python"}
-    assert details.findings == ()
-    assert {each.queue for each in info.queues if each.queue.topic == "orders"} <= {
-        Queue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in (0, 1)
-    }
-    assert info.stack is not None
-
-
 async def test_a_dead_letter_is_sent_again_to_the_group_that_is_mended_now(world):
     got: list[tuple[str, bytes]] = []
     is_mended = False
@@ -133,44 +102,3 @@ async def test_a_dead_letter_is_sent_again_to_the_group_that_is_mended_now(world
 
     assert report.counts == {ResendResult.SENT: 3}
     assert sorted(got) == [("orders", b"0"), ("orders", b"1"), ("orders", b"2")]
-
-
-async def test_a_message_is_consumed_on_demand(world):
-    got: list[bytes] = []
-
-    async def handle(message):
-        got.append(message.body)
-
-    await _produce(world, 1)
-    async with _consuming(world, handle) as consumer:
-        await until(lambda: got == [b"0"], DEADLINE)
-        (message,) = [m async for m in world.admin.messages.browse("orders")]
-        result = await world.admin.consumers.consume_directly(
-            GROUP, consumer.client_id, message.offset_id
-        )
-
-    assert result.is_success
-    assert got == [b"0", b"0"]
-
-
-async def test_a_paused_group_waits_and_goes_on(world):
-    got: list[bytes] = []
-
-    async def handle(message):
-        got.append(message.body)
-
-    async with _consuming(world, handle):
-        await _produce(world, 1)
-        await until(lambda: len(got) == 1, DEADLINE)
-        await world.admin.groups.pause(GROUP)
-        await _produce(world, 5)
-
-        async def is_behind():
-            return (await world.admin.groups.progress(GROUP, owners=False)).lag >= 5
-
-        await _until(is_behind)
-        held_back = len(got)
-        await world.admin.groups.resume(GROUP)
-        await until(lambda: len(got) == 6, DEADLINE)
-
-    assert held_back == 1

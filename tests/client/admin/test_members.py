@@ -64,15 +64,6 @@ async def test_a_consumer_tells_what_it_holds_and_does(world):
     assert connection.client_ids == ("c1",)
 
 
-@pytest.mark.feature("L5")
-async def test_the_stack_of_a_consumer_is_told_on_request(world):
-    await world.consumer("c1")
-
-    info = await world.admin.consumers.running_info(GROUP, "c1", stack=True)
-
-    assert info.stack == "main: waiting"
-
-
 async def test_a_broker_that_is_gone_does_not_hide_a_consumer_of_another(world):
     await world.register_ghost("broker-0")
     await world.consumer("c1")

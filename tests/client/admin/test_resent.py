@@ -106,18 +106,3 @@ async def test_a_retry_topic_that_may_not_be_read_leaves_letters_unknown(world, 
 
     assert report.counts == {ResendResult.FAILED: 2}
     assert world.cluster.messages(RETRY) == []
-
-
-async def test_brokers_that_are_named_are_asked_and_not_looked_up(world):
-    await letters_of(world)
-    nodes = [each.node for each in (await world.admin.cluster()).brokers]
-    before = world.admin.requests
-
-    found = await world.admin.messages.copies("orders", f"7F0000010001{0:020X}", brokers=nodes)
-    elsewhere = await world.admin.messages.copies(
-        "orders", f"7F0000010001{0:020X}", brokers=nodes[1:]
-    )
-
-    assert [each.queue for each in found] == [A0]
-    assert elsewhere == ()
-    assert world.admin.requests - before == len(nodes) + 1

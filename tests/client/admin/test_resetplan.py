@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orbitmq.client.admin.resets import (
-    QueueMove,
-    QueueOutcome,
-    ResetFailed,
-    ResetPlan,
-    ResetReport,
-    ResetTo,
-    target,
-)
+from orbitmq.client.admin.resets import QueueMove, ResetTo, target
 from orbitmq.client.errors import BadRequest
 from orbitmq.client.routes import Queue
 
@@ -90,17 +81,3 @@ def test_a_group_without_progress_repeats_nothing(limits, data):
 
     assert (move.skipped, move.replayed) == (to - low, 0)
     assert move.is_change
-
-
-def test_the_error_of_a_failed_reset_names_queues_and_keeps_the_report():
-    good, bad = (QueueMove(Queue("orders", "broker-a", n), 5, 0, 0, 9) for n in (0, 1))
-    plan = ResetPlan("billing", "orders", ResetTo.begin(), (good, bad))
-    report = ResetReport(plan, (QueueOutcome(good, 0), QueueOutcome(bad, 5, "is at 5")))
-
-    error = ResetFailed(report)
-
-    assert not report.is_effective
-    assert "broker-a:1 is at 5" in str(error)
-    assert "broker-a:0" not in str(error)
-    assert error.report is report
-    assert pickle.loads(pickle.dumps(report)) == report  # noqa: S301  # our own

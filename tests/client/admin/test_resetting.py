@@ -95,27 +95,6 @@ async def test_a_time_means_the_first_message_at_or_after_it(world):
     assert offsets == [3, 4, 3, 6]
 
 
-def test_times_are_given_as_numbers_datetimes_and_texts():
-    wanted = datetime(2026, 1, 31, 23, 59, 59).astimezone().timestamp()  # local
-
-    for text in (
-        "20260131235959",
-        "2026-01-31T23:59:59",
-        "2026-01-31 23:59:59",
-        "2026-01-31#23:59:59:000",
-        "2026-01-31#23:59:59",
-    ):
-        assert ResetTo.time(text) == ResetTo.time(wanted), text
-    assert ResetTo.time("2026-01-31T23:59:59.250Z").at == pytest.approx(
-        datetime(2026, 1, 31, 23, 59, 59, 250_000, UTC).timestamp()
-    )
-    for wrong in ("yesterday", "", "20261331000000"):
-        with pytest.raises(SettingError, match="20260131235959"):
-            ResetTo.time(wrong)
-    with pytest.raises(SettingError, match="the time of a reset"):
-        ResetTo.time(None)  # type: ignore[arg-type]
-
-
 @pytest.mark.feature("G9")
 async def test_of_many_messages_of_one_instant_the_first_is_meant(world, monkeypatch):
     await world.admin.groups.create(GROUP)
@@ -155,18 +134,6 @@ async def test_a_broker_that_answers_a_neighbour_of_the_time_is_corrected(
     )
 
     assert plan.moves[0].to_offset == 6
-
-
-@pytest.mark.feature("L3")
-async def test_single_queues_are_moved_and_others_stay(world):
-    await _filled(world)
-
-    plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.begin(), queues=[B1])
-    await world.admin.progress.apply(plan)
-
-    assert not plan.is_whole_topic
-    assert [move.queue for move in plan.moves] == [B1]
-    assert (world.progress(A0), world.progress(B1)) == (6, 0)
 
 
 @pytest.mark.feature("L3")
@@ -335,23 +302,6 @@ async def test_an_older_broker_pushes_a_time_to_an_online_group(world, monkeypat
 
 
 # Clone and skip.
-
-
-async def test_a_group_gets_the_progress_of_another(world):
-    await _filled(world)
-
-    (plan,) = await world.admin.progress.plan_clone(GROUP, "audit")
-    report = await world.admin.progress.apply(plan)
-
-    assert report.is_effective
-    assert plan.source == GROUP
-    assert {move.queue: move.to_offset for move in plan.moves} == {A0: 6, B1: 4}
-    assert (world.progress(A0, "audit"), world.progress(B1, "audit")) == (6, 4)
-    assert (world.progress(A0), world.progress(B1)) == (6, 4)
-    with pytest.raises(BadRequest, match="itself"):
-        await world.admin.progress.plan_clone(GROUP, GROUP)
-    with pytest.raises(GroupNotFound):
-        await world.admin.progress.plan_clone("nobody", "audit")
 
 
 async def test_the_backlog_of_all_topics_is_skipped_and_retries_are_left(world):

@@ -102,28 +102,3 @@ def _send(cluster: EmbeddedCluster, body: bytes) -> None:
         await connection.wait_closed()
 
     asyncio.run(send())
-
-
-def test_the_admin_needs_neither_numpy_nor_pyarrow(tmp_path):
-    import subprocess
-    import sys
-
-    program = (
-        "import sys\n"
-        "for name in ('numpy', 'pyarrow', 'lark'): sys.modules[name] = None\n"
-        "import orbitmq.client.admin.admin\n"
-        "from orbitmq.client.admin.deadletters import _arrow\n"
-        "try:\n    _arrow()\n"
-        "except orbitmq.client.errors.AdminError as error:\n    print(error)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-    )
-
-    assert ran.returncode == 0, ran.stderr
-    assert "pip install 'orbitmq[arrow]'" in ran.stdout

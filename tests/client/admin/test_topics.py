@@ -43,12 +43,6 @@ async def test_topics_are_listed_with_their_kind_and_queues(world):
         assert topics[name].kind is TopicKind.SYSTEM, name
 
 
-async def test_a_list_can_be_limited_to_kinds(world):
-    listing = await world.admin.topics.list(kinds=[TopicKind.NORMAL])
-
-    assert [topic.name for topic in listing] == ["orders"]
-
-
 async def test_a_new_topic_is_known_to_brokers_and_clients_when_the_call_returns(world):
     topic = await world.admin.topics.create(
         "new", write_queues=3, read_queues=5, permission="r", brokers=["broker-b"]
@@ -112,13 +106,6 @@ async def test_an_update_changes_what_is_given_and_leaves_the_rest(world):
         "broker-b": "rw",
     }
     assert not found.is_uniform
-
-
-async def test_a_change_of_permission_is_in_the_route_when_the_call_returns(world):
-    for letters in ("r", "w", "rw", "-"):
-        await world.admin.topics.update("orders", permission=letters)
-        route = await world.admin.topics.route("orders")
-        assert {part.permission.letters for part in route.brokers} == {letters}
 
 
 async def test_a_broker_that_may_not_be_written_limits_what_is_waited_for(world):

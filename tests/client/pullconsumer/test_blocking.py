@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -20,8 +17,7 @@ import orbitmq.client
 from orbitmq.client.errors import QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
-from orbitmq.client.pullconsumer.core import PullCore
+from orbitmq.client.pullconsumer.consumer import PullConsumer
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NotRunning, WrongUse
 from orbitmq.testing import EmbeddedCluster
@@ -144,38 +140,6 @@ def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(clust
     assert progress(cluster) == 4
 
 
-def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_messages(cluster):
-    send(cluster, 10)
-
-    def work():
-        reader = consumer(cluster)
-        reader.subscribe(TOPIC)
-        reader.start()
-        reader.poll(DEADLINE, max_messages=4)
-        reader.stop()
-
-    try:
-        raise Failed  # noqa: TRY301  # long before, and elsewhere
-    except Failed:
-        work()
-
-    assert progress(cluster) == 4
-
-
-def test_an_error_that_comes_while_another_is_handled_leaves_the_last_poll_uncommitted(cluster):
-    send(cluster, 10)
-    reader = consumer(cluster)
-    reader.subscribe(TOPIC)
-
-    try:
-        raise ZeroDivisionError  # noqa: TRY301
-    except ZeroDivisionError:
-        with pytest.raises(Failed):
-            fail_with_stop_in_finally(reader)
-
-    assert progress(cluster) == 4
-
-
 @pytest.mark.parametrize(("done", "expected"), [(None, 8), (True, 8), (False, 4)])
 def test_a_stop_says_whether_the_last_poll_is_done(cluster, done, expected):
     send(cluster, 10)
@@ -188,76 +152,6 @@ def test_a_stop_says_whether_the_last_poll_is_done(cluster, done, expected):
     reader.stop(done=done)
 
     assert progress(cluster) == expected
-
-
-@pytest.mark.parametrize("polling", [NO_TIMER, BY_HAND])
-def test_an_iteration_left_while_a_queue_changes_hands_loses_nothing(cluster, polling):
-    """The other member gets what was taken ahead and not returned."""
-    cluster.create_topic("shared", queues=2)
-    with Producer("makers", name_server=cluster.name_server) as producer:
-        for queue in producer.queues("shared"):
-            for number in range(10):
-                producer.send("shared", b"%d/%d" % (queue.id, number), queue=queue)
-    first = consumer(cluster, polling=polling)
-    first.subscribe("shared")
-    second = consumer(cluster, polling=polling)
-    second.subscribe("shared")
-    got: list[bytes] = []
-
-    with first, second_in_a_thread(second) as joining:
-        wait_until(lambda: all(first._do(lambda: cached_counts(first))))
-        for message in first:
-            got.append(message.body)
-            if len(got) == 3:
-                break
-        joining.start()
-        wait_until(lambda: len(first.assignment()) == 1)
-        if not polling.auto_commit:
-            first.commit()
-        deadline = time.monotonic() + DEADLINE
-        while len(set(got)) < 20 and time.monotonic() < deadline:
-            got += [message.body for message in first.poll(0.05)]
-            if joining.is_done:
-                got += [message.body for message in second.poll(0.05)]
-            if not polling.auto_commit:
-                first.commit()
-
-    assert len(set(got)) == 20
-    assert len(got) == 20, "and nothing comes twice"
-
-
-def cached_counts(reader: PullConsumer) -> list[int]:
-    """How much of both queues was fetched ahead; on the loop."""
-    counts = [queue.count for queue in reader._consumer._core.cache.queues]
-    return counts if len(counts) == 2 else [0]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        pause.wait(0.005)
-
-
-class second_in_a_thread:  # noqa: N801  # used as a function
-    """Joins the group on a thread, since that takes until the first member lets go."""
-
-    def __init__(self, reader: PullConsumer) -> None:
-        self._reader = reader
-        self._thread = threading.Thread(target=reader.start, daemon=True)
-        self.start = self._thread.start
-
-    @property
-    def is_done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join(DEADLINE)
-        self._reader.stop()
 
 
 class Interrupt(BaseException):
@@ -342,37 +236,6 @@ def test_wherever_an_iteration_is_interrupted_its_messages_come_again(cluster):
     assert progress(cluster) == 100
 
 
-@pytest.mark.feature("G11")
-@pytest.mark.parametrize("plain", [True, False], ids=["commit()", "commit(message)"])
-def test_a_commit_after_every_message_of_an_iteration_decodes_each_once(
-    cluster, monkeypatch, plain
-):
-    decoded = 0
-    decode = AsyncPullConsumer.messages_of
-
-    def counted(self, chunks):
-        nonlocal decoded
-        messages = decode(self, chunks)
-        decoded += len(messages)
-        return messages
-
-    monkeypatch.setattr(AsyncPullConsumer, "messages_of", counted)
-    send(cluster, 30)
-
-    with consumer(cluster, polling=BY_HAND) as reader:
-        reader.subscribe(TOPIC)
-        for number, message in enumerate(reader):
-            assert message.body == b"%d" % number
-            assert reader.commit(None if plain else message) == {QUEUE: number + 1}
-            assert progress(cluster) == number + 1
-            if number == 24:
-                break
-
-        assert decoded <= 30
-        assert reader.position(QUEUE) == 25
-        assert [each.body for each in reader.poll(DEADLINE)][:1] == [b"25"]
-
-
 def test_a_commit_in_an_iteration_over_several_queues_stores_what_was_returned_of_each(cluster):
     cluster.create_topic("many", queues=4)
     with Producer("makers", name_server=cluster.name_server) as producer:
@@ -431,21 +294,6 @@ def test_record_batches_are_polled_too(cluster):
     assert progress(cluster) == 10
 
 
-def test_a_queue_can_be_paused_from_another_thread(cluster):
-    with consumer(cluster) as reader:
-        reader.assign([QUEUE])
-        pausing = threading.Thread(target=reader.pause)
-        pausing.start()
-        pausing.join(DEADLINE)
-        send(cluster, 1)
-        assert reader.poll(0.05) == []
-
-        reader.resume(QUEUE)
-
-        assert len(reader.poll(DEADLINE)) == 1
-        assert reader.statistics().lag == {QUEUE: 0}
-
-
 def test_what_is_assigned_before_the_start_is_read_after_it(cluster):
     send(cluster, 2)
     reader = consumer(cluster)
@@ -473,39 +321,6 @@ def test_a_stop_on_another_thread_ends_a_poll(cluster):
     with pytest.raises(NotRunning):
         reader.start()
     reader.stop()
-
-
-def test_whoever_stops_it_second_waits_for_the_end_as_well(cluster, monkeypatch):
-    send(cluster, 3)
-    reader = consumer(cluster)
-    reader.subscribe(TOPIC)
-    reader.start()
-    (message,) = reader.poll(DEADLINE, max_messages=1)
-    begun, may_end = threading.Event(), threading.Event()
-    leave = PullCore._leave
-
-    async def slow(core, *, settles):
-        begun.set()
-        assert await asyncio.to_thread(may_end.wait, DEADLINE)
-        await leave(core, settles=settles)
-
-    monkeypatch.setattr(PullCore, "_leave", slow)
-    first = threading.Thread(target=reader.stop)
-    first.start()
-    assert begun.wait(DEADLINE)
-    second = threading.Thread(target=reader.stop)
-    second.start()
-    try:
-        second.join(0.1)
-        assert second.is_alive(), "its program would end, and nothing be committed"
-    finally:
-        may_end.set()
-        first.join(DEADLINE)
-        second.join(DEADLINE)
-
-    assert not first.is_alive()
-    assert not second.is_alive()
-    assert progress(cluster) == message.queue_offset + 1
 
 
 def test_nothing_is_left_running(cluster):

@@ -46,30 +46,6 @@ def offsets_of(chunks: list[Chunk]) -> list[tuple[int, int]]:
     ]
 
 
-def test_queues_are_polled_in_turn():
-    cache, _ = new_cache()
-    first, second = owned(0), owned(1)
-    pull(cache, first, 0, 1)
-    pull(cache, first, 2, 3)
-    pull(cache, second, 0)
-
-    assert offsets_of(cache.take(2)) == [(0, 0), (0, 1)]
-    assert offsets_of(cache.take(10)) == [(1, 0), (0, 2), (0, 3)]
-    assert cache.take(10) == []
-
-
-def test_what_was_returned_is_settled_by_the_next_poll():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0, 1, next_offset=7)
-
-    cache.take(10)
-    assert (cache.of(queue).returned, cache.of(queue).settled) == (7, 0)
-
-    cache.settle()
-    assert cache.of(queue).settled == 7
-
-
 def test_bytes_bound_what_is_taken_together():
     cache, _ = new_cache()
     first, second = owned(0), owned(1)
@@ -79,38 +55,6 @@ def test_bytes_bound_what_is_taken_together():
 
     assert offsets_of(cache.take(10, 2 * one + 1)) == [(0, 0), (0, 1)]
     assert offsets_of(cache.take(10, 1)) == [(1, 0)], "a single message is never too large"
-
-
-def test_a_stretch_without_messages_moves_the_position_when_nothing_is_cached():
-    cache, _ = new_cache()
-    queue = owned()
-
-    cache.passed(queue, 50)
-
-    assert (cache.of(queue).returned, cache.of(queue).settled) == (50, 50)
-
-
-def test_a_stretch_behind_cached_messages_does_not():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0)
-
-    cache.passed(queue, 50)
-
-    assert cache.of(queue).returned == 0
-
-
-def test_a_stretch_behind_messages_in_work_is_settled_with_them():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0)
-    cache.take(1)
-
-    cache.passed(queue, 50)
-    assert (cache.of(queue).returned, cache.of(queue).settled) == (50, 0)
-
-    cache.settle()
-    assert cache.of(queue).settled == 50
 
 
 def test_a_queue_with_enough_cached_is_held_back_until_some_is_polled():
@@ -141,44 +85,6 @@ def test_bytes_hold_back_too_of_one_queue_and_of_all():
     assert cache.held_back(other) is None, "nothing of it is here: it may be waited for"
 
 
-def test_a_paused_queue_keeps_what_is_cached_and_gives_nothing():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0)
-    queue.is_paused = True
-    assert cache.take(10) == []
-    assert not cache.has(1)
-
-    queue.is_paused = False
-    cache.resumed(queue)
-
-    assert offsets_of(cache.take(10)) == [(0, 0)]
-
-
-def test_a_queue_that_is_being_given_up_gives_nothing():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0)
-
-    queue.is_draining = True
-
-    assert cache.take(10) == []
-
-
-def test_what_could_not_be_read_comes_again_in_its_place():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0, 1, next_offset=5)
-    pull(cache, queue, 8, 9)
-    pull(cache, queue, 10)
-    taken = cache.take(4)
-
-    cache.give_back(taken)
-
-    assert cache.of(queue).returned == 0
-    assert offsets_of(cache.take(10)) == [(0, offset) for offset in (0, 1, 8, 9, 10)]
-
-
 def test_what_was_taken_before_a_seek_does_not_come_again():
     cache, _ = new_cache()
     queue = owned()
@@ -190,21 +96,6 @@ def test_what_was_taken_before_a_seek_does_not_come_again():
 
     assert cache.of(queue).returned == 50
     assert cache.take(10) == []
-
-
-def test_what_is_given_back_is_not_settled_whoever_settled_it():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0, 1, 2)
-    first = cache.take(1)
-    cache.settle()
-    rest = cache.take(2)
-    cache.settle()
-
-    cache.give_back(rest)
-
-    assert len(first) == 1
-    assert (cache.of(queue).returned, cache.of(queue).settled) == (1, 1)
 
 
 def test_what_is_given_back_while_its_queue_is_given_up_is_neither_done_nor_cached():
@@ -221,17 +112,6 @@ def test_what_is_given_back_while_its_queue_is_given_up_is_neither_done_nor_cach
     assert (cached.returned, cached.settled, cached.given) == (1, 1, 1)
     assert cached.count == 0
     assert cache.settled.is_set(), "who waits for the queue has less to wait for"
-
-
-def test_a_queue_of_which_everything_is_given_back_has_given_nothing():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 3, 4)
-    pull(cache, queue, 5)
-
-    cache.give_back(cache.take(10))
-
-    assert cache.of(queue).given is None
 
 
 def test_what_is_given_back_after_its_queue_was_lost_is_forgotten():
@@ -291,14 +171,24 @@ class CacheModel(RuleBasedStateMachine):
     def poll(self, count: int, size: int | None, works: bool) -> None:
         self.cache.settle()
         self.in_work = [[], [], []]
+        given = [self.cached(number).given for number in range(3)]
         taken = self.cache.take(count, size)
         if not works:
             self.cache.give_back(taken)
+            assert given == [self.cached(number).given for number in range(3)]
             return
         for number, offset in offsets_of(taken):
+            assert not self.owned[number].is_paused
             assert self.pulled[number].pop(0) == offset
             self.returned[number] = offset + 1
             self.in_work[number].append(offset)
+
+    @rule(number=st.integers(0, 2))
+    def pause_or_resume(self, number: int) -> None:
+        queue = self.owned[number]
+        queue.is_paused = not queue.is_paused
+        if not queue.is_paused:
+            self.cache.resumed(queue)
 
     @rule(number=st.integers(0, 2), offset=st.integers(0, 50))
     def seek(self, number: int, offset: int) -> None:

@@ -27,38 +27,6 @@ def offsets(part: Chunk) -> list[int]:
     return [message.queue_offset for message in part.messages()]
 
 
-def test_a_chunk_knows_how_many_messages_it_holds():
-    whole = chunk(records(3, 5, 9), 40)
-
-    assert (whole.count, whole.first_offset, whole.next_offset) == (3, 3, 40)
-    assert offsets(whole) == [3, 5, 9]
-
-
-def test_a_part_of_a_chunk_ends_where_the_rest_begins():
-    head, rest = chunk(records(3, 5, 9), 40).split(2)
-
-    assert rest is not None
-    assert (offsets(head), head.next_offset) == ([3, 5], 9)
-    assert (offsets(rest), rest.next_offset) == ([9], 40)
-
-
-def test_a_chunk_is_not_cut_when_it_fits():
-    whole = chunk(records(1, 2), 3)
-
-    assert whole.split(2) == (whole, None)
-    assert whole.split(9, whole.size) == (whole, None)
-
-
-def test_bytes_bound_a_part_but_one_message_always_fits():
-    one = len(record(0))
-
-    head, rest = chunk(records(0, 1, 2), 3).split(10, 2 * one + 5)
-    assert (head.count, rest and rest.count) == (2, 1)
-
-    head, rest = chunk(records(0, 1, 2), 3).split(10, 1)
-    assert (head.count, rest and rest.count) == (1, 2)
-
-
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=20),
     cuts=st.lists(st.tuples(st.integers(1, 6), st.none() | st.integers(1, 1500)), min_size=20),

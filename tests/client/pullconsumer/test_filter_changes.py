@@ -11,18 +11,13 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.broker.longpoll import HeldPulls
-from orbitmq.client.consumer.pull import SubscriptionRefused
-from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.errors import NoRoute, SettingError
-from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (
     DEADLINE,
-    GROUP,
-    NO_TIMER,
     PULLS,
-    REBALANCE,
     TOPIC,
     consumer,
     poll_count,
@@ -130,71 +125,14 @@ async def test_a_new_filter_settles_nothing_that_a_subscriber_was_given(cluster,
     assert progress(cluster).get(0, 0) == 0, "the two come again"
 
 
-async def test_the_same_filter_again_fetches_nothing_anew(cluster, sender):
-    await send(sender, "a", "a", "a")
-
-    async with consumer(cluster, polling=polling(pull=HELD)) as reader:
-        await reader.assign([queue()], "a")
-        await reader.poll(DEADLINE, max_messages=1)
-        await until_held(cluster)
-        cached = reader._core.cache.queues[0].chunks[0]
-
-        await reader.assign([queue()], "a")
-
-        assert reader._core.cache.queues[0].chunks[0] is cached
-        assert [m.queue_offset for m in await reader.poll(DEADLINE)] == [1, 2]
-
-
 async def test_an_assignment_that_is_refused_changes_nothing(cluster, sender):
     async with consumer(cluster, polling=polling(pull=HELD)) as reader:
         await reader.assign([queue()], "a")
-        before = reader._core.subscriptions.get(TOPIC)
-
         with pytest.raises(SettingError, match="has no queue"):
             await reader.assign([queue(7)], "b")
         with pytest.raises(NoRoute):
             await reader.assign([queue(0), queue(0, "nothing")], "b")
 
-        assert reader._core.subscriptions.get(TOPIC) is before
         assert reader.assignment() == (queue(),)
         await send(sender, "b", "a")
         assert [m.body for m in await poll_count(reader, 1)] == [b"a"]
-
-
-async def test_a_condition_that_the_broker_refuses_changes_nothing(cluster, sender, monkeypatch):
-    async def refuse(_engine, _group, subscriptions):
-        for each in subscriptions:
-            if not each.is_by_tags:
-                raise SubscriptionRefused(each.topic, each.expression, "no conditions here")
-
-    async with consumer(cluster, polling=polling(pull=HELD)) as reader:
-        await reader.assign([queue()], "a")
-        monkeypatch.setattr("orbitmq.client.pullconsumer.core.check_subscriptions", refuse)
-
-        with pytest.raises(SubscriptionRefused):
-            await reader.assign([queue()], sql="amount > 1")
-
-        await send(sender, "b", "a")
-        assert [m.body for m in await poll_count(reader, 1)] == [b"a"]
-
-
-def test_an_iteration_goes_on_by_the_new_filter():
-    with EmbeddedCluster() as cluster:
-        cluster.create_topic(TOPIC, queues=1)
-        with Producer("makers", name_server=cluster.name_server) as producer:
-            for tag in ("a", "b", "a", "b", "a"):
-                producer.send(TOPIC, tag.encode(), tags=tag)
-        reader = PullConsumer(
-            GROUP,
-            name_server=cluster.name_server,
-            polling=NO_TIMER,
-            consume_from="first",
-            rebalance=REBALANCE,
-        )
-
-        with reader:
-            reader.subscribe(TOPIC, "a")
-            assert next(reader).queue_offset == 0
-            reader.subscribe(TOPIC, "b")
-
-            assert next(reader).queue_offset == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,25 +16,13 @@ from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.errors import GroupRefused, NoNameServer
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer import consumer as asyncpullconsumer
 from orbitmq.client.pullconsumer import consumer as pullconsumer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
-from orbitmq.client.routes import Queue
 from orbitmq.errors import NoRoute, WrongUse
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from tests.support.broker import RawClient, until
-from tests.support.polling import (
-    DEADLINE,
-    GROUP,
-    PULLS,
-    TOPIC,
-    consumer,
-    poll_count,
-    polling,
-    queue,
-    send,
-)
+from tests.support.polling import DEADLINE, GROUP, TOPIC, consumer, poll_count, queue, send
 from tests.support.rebalancing import answering
 
 #: What is not there is looked for often.
@@ -125,17 +112,6 @@ async def test_a_topic_that_comes_later_is_polled_by_the_same_consumer(cluster):
     assert found == [b"0", b"1", b"2"]
 
 
-async def test_an_iteration_does_not_wait_for_ever_for_a_topic_that_is_not_there(
-    cluster, monkeypatch
-):
-    monkeypatch.setattr(asyncpullconsumer, "A_WHILE", 0.1)
-    async with consumer(cluster, rebalance=LOOKS) as pulled:
-        pulled.subscribe("ordesr")
-
-        with pytest.raises(NoRoute, match="ordesr"):
-            await anext(pulled)
-
-
 async def test_an_outage_while_it_runs_passes_without_an_error(cluster):
     async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe(TOPIC)
@@ -181,24 +157,6 @@ async def test_a_group_beyond_the_brokers_limit_is_told_so_until_somebody_create
 # ---- what is not an error of a poll
 
 
-async def test_a_topic_that_is_not_there_yet_does_not_spoil_polls_of_one_that_is(cluster, caplog):
-    async with consumer(cluster, rebalance=LOOKS) as pulled:
-        pulled.subscribe("invoices")
-        with pytest.raises(NoRoute):
-            await _polled_until_an_error(pulled)
-        pulled.subscribe(TOPIC)
-        await until(lambda: pulled.assignment() == (queue(),), DEADLINE)
-
-        assert [await pulled.poll(0.05) for _ in range(3)] == [[], [], []]
-
-        pulled.unsubscribe(TOPIC)
-        await until(lambda: pulled.assignment() == (), DEADLINE)
-        with pytest.raises(NoRoute, match="invoices"):
-            await _polled_until_an_error(pulled)
-
-    assert [line for line in caplog.messages if "topic 'invoices'" in line]
-
-
 @pytest.mark.parametrize("way", ["subscribed", "assigned"])
 async def test_a_group_that_is_gone_after_it_was_consumed_is_told_in_the_log_only(
     cluster, way, caplog
@@ -231,56 +189,6 @@ async def test_a_group_that_is_gone_after_it_was_consumed_is_told_in_the_log_onl
 _CODES_OF_GROUPS = (RequestCode.LITE_PULL_MESSAGE, RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 
 
-async def test_a_group_that_one_of_two_brokers_has_is_polled_from_that_one():
-    refused: list[int] = []
-
-    def refuse(_, request):
-        refused.append(request.code)
-        return request.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark="not here")
-
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
-        await cluster.create_topic(TOPIC, queues=1)
-        queues = [Queue(TOPIC, "broker-a", 0), Queue(TOPIC, "broker-b", 0)]
-        with answering(cluster.brokers[1], RequestCode.LITE_PULL_MESSAGE, refuse):
-            # The first pull is held for longer than the polls take.
-            held = polling(pull=replace(PULLS, hold=10.0, timeout=20.0))
-            async with consumer(cluster, polling=held) as pulled:
-                await pulled.assign(queues)
-                await until(lambda: refused, DEADLINE)
-
-                assert [await pulled.poll(0.05) for _ in range(3)] == [[], [], []]
-
-
-@pytest.mark.parametrize(
-    ("code", "remark"),
-    [
-        (ResponseCode.SYSTEM_BUSY, "the group is made in a moment"),
-        (ResponseCode.SYSTEM_ERROR, "the disk is on fire"),
-    ],
-)
-async def test_whatever_else_is_wrong_is_waited_for_and_told_in_the_log(
-    cluster, code, remark, caplog
-):
-    asked: list[int] = []
-
-    def refuse(_, request):
-        asked.append(request.code)
-        return request.answer(code, remark=remark)
-
-    client = await RawClient.open(cluster.brokers[0])
-    async with consumer(cluster, rebalance=LOOKS) as pulled:
-        with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, refuse):
-            pulled.subscribe(TOPIC)
-            while len(asked) < 20:
-                assert await pulled.poll(0.05) == []
-        await send(client, 1)
-        await poll_count(pulled, 1)
-    await client.close()
-
-    told = [each for each in caplog.records if remark in each.getMessage()]
-    assert [each.levelname for each in told] == ["WARNING"]
-
-
 async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_has_no_such_group(
     cluster,
 ):
@@ -300,31 +208,6 @@ async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_ha
                 await _polled_until_an_error(pulled)
 
     assert len(asked) >= 6  # twice in a round: before the heartbeat, and after it
-
-
-async def test_a_broker_that_lists_nobody_for_a_moment_does_not_lack_the_group(cluster, caplog):
-    asked: list[int] = []
-    dispatcher = cluster.brokers[0]._dispatcher
-    assert dispatcher is not None
-    usual = dispatcher._handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
-
-    def nobody_yet(connection, request):  # as the broker answers
-        asked.append(request.code)
-        if len(asked) > 4:  # two rounds of two
-            return usual(connection, request)
-        return request.answer(
-            ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {GROUP}"
-        )
-
-    client = await RawClient.open(cluster.brokers[0])
-    await send(client, 1)
-    await client.close()
-    with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, nobody_yet):
-        async with consumer(cluster, rebalance=LOOKS) as pulled:
-            pulled.subscribe(TOPIC)
-            await poll_count(pulled, 1)
-
-    assert [each.levelname for each in caplog.records if each.levelno > logging.INFO] == ["WARNING"]
 
 
 async def test_the_address_of_a_broker_is_no_name_server(cluster):
@@ -381,14 +264,6 @@ def test_an_iteration_goes_on_after_an_error(monkeypatch):
 
     assert found.body == b"1"
     assert rest == []
-
-
-def test_columns_are_refused_for_the_same_reasons():
-    with _where_nobody_listens() as address, PullConsumer(GROUP, name_server=address) as pulled:
-        pulled.subscribe(TOPIC)
-
-        with pytest.raises(NoNameServer, match=address):
-            _until_an_error(lambda: pulled.poll_arrow(0.05).num_rows)
 
 
 def test_a_poll_without_a_topic_or_queues_says_what_is_missing():

@@ -52,23 +52,6 @@ async def test_pulls_of_several_queues_and_brokers_are_joined_into_one_batch(clu
             assert [row["body"] for row in mine] == [b"%d" % n for n in range(number, 100, 2)]
 
 
-async def test_the_columns_hold_what_the_messages_say(cluster, senders):
-    properties = {"TAGS": "paid", "KEYS": "o-1 o-2", "UNIQ_KEY": "0A", "amount": "5"}
-    await senders[0].stored(TOPIC, b"body", properties=properties)
-
-    async with consumer(cluster) as reader:
-        await reader.assign([queue(0)])
-        (message,) = await reader.poll(DEADLINE)
-        await reader.seek_to_begin()
-        batch = await reader.poll_arrow(DEADLINE)
-
-    (row,) = batch.to_pylist()
-    assert row["body"] == message.body
-    assert (row["tags"], row["keys"], row["msgId"]) == ("paid", "o-1 o-2", message.msg_id)
-    assert dict(row["properties"]) == dict(message.properties)
-    assert row["storeTimestamp"].timestamp() == pytest.approx(message.stored_at, abs=0.001)
-
-
 async def test_only_the_asked_columns_are_made(cluster, senders):
     for tag in ("Aa", "BB", "Aa"):
         await senders[0].stored(TOPIC, tag.encode(), properties={"TAGS": tag})
@@ -98,16 +81,6 @@ async def test_the_number_of_rows_and_bytes_is_bounded_and_nothing_is_lost(clust
 
     assert offsets == list(range(50))
     assert max(sizes) == 5
-
-
-async def test_without_messages_there_are_no_rows(cluster):
-    async with consumer(cluster) as reader:
-        await reader.assign([queue(0)])
-
-        batch = await reader.poll_arrow(0.01)
-
-    assert batch.num_rows == 0
-    assert batch.schema == MESSAGE_SCHEMA
 
 
 async def test_waiting_for_more_ends_with_the_time_or_when_the_cache_is_full(cluster, senders):
