@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 from hypothesis import given
@@ -106,11 +105,6 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(cli, words, expected):
     assert expected in cli.refusal("bench", *words, code=2)
 
 
-def test_consuming_a_topic_that_is_not_there_makes_none(cli):
-    assert "nobody-made" in cli.refusal("bench", "consume", "nobody-made", code=1)
-    assert "nobody-made" not in {each["topic"] for each in cli.records("topic", "list")}
-
-
 @given(st.lists(st.floats(1e-7, 100.0), min_size=1, max_size=200), st.floats(0.01, 1.0))
 def test_a_percentile_is_at_most_a_little_above_the_truth(values, share):
     times = Times()
@@ -127,25 +121,9 @@ def test_a_percentile_is_at_most_a_little_above_the_truth(values, share):
     assert times.count == len(values)
 
 
-def test_no_times_have_no_percentile():
-    assert (Times().percentile(0.5), Times().mean) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "-"), (0.0000123, "12.3 us"), (0.00123, "1.23 ms"), (4.5, "4.5 s"), (0.9996, "1 s")],
 )
 def test_times_have_three_figures(seconds, text):
     assert brief(seconds) == text
-
-
-def test_random_times_keep_their_order():
-    chance = random.Random(1)
-    times = Times()
-    for _ in range(10_000):
-        times.add(chance.expovariate(100))
-
-    found = [times.percentile(share) or 0.0 for share in (0.5, 0.95, 0.99, 0.999, 1.0)]
-
-    assert found == sorted(found)
-    assert found[-1] == times.longest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 
@@ -21,29 +20,6 @@ def test_the_version_is_printed():
     ran = run("--version")
 
     assert (ran.returncode, ran.stdout) == (0, f"orbitmq {__version__} (speaks RocketMQ 5.3.3)\n")
-
-
-@pytest.mark.parametrize("command", [["up"], ["broker"], ["namesrv"], ["config", "show"]])
-def test_every_command_has_help_with_examples(command):
-    ran = run(*command, "--help")
-
-    assert ran.returncode == 0
-    assert "Examples:" in ran.stdout
-    assert f"orbitmq {' '.join(command)}" in ran.stdout
-
-
-def test_without_words_the_command_explains_itself():
-    ran = run()
-
-    for command in ("up", "broker", "namesrv", "config"):
-        assert command in ran.stdout
-
-
-def test_a_flag_that_is_not_there_ends_with_the_code_of_misuse():
-    ran = run("up", "--prot", "1")
-
-    assert ran.returncode == 2
-    assert "--prot" in ran.stderr
 
 
 def test_the_settings_are_shown_as_a_table_with_their_origins(tmp_path):
@@ -105,35 +81,12 @@ def test_a_password_is_not_shown():
     assert "hunter2" not in table.stdout + as_json.stdout + table.stderr + as_json.stderr
 
 
-def test_a_setting_that_cannot_work_stops_every_command():
-    for command in (["up"], ["broker"], ["namesrv"], ["config", "show"]):
-        ran = run(*command, "--set", "broker.store.flush.interval=-1", "--set", "namesrv.port=-1")
-
-        assert ran.returncode == 2, ran.stderr
-        (sentence,) = ran.stderr.splitlines()
-        assert "comes from --set" in sentence
-
-
 def test_uvloop_that_is_not_there_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvloop", None)
     service = NameServerService(NameServerSettings())
 
     with pytest.raises(CommandError, match=r"pip install 'orbitmq\[speed\]'"):
         serve(service, Loop.UVLOOP, lambda _: None)
-
-
-def test_the_command_imports_nothing_that_takes_long():
-    program = """
-import sys
-import orbitmq.cli.servers
-slow = {"pyarrow", "pandas", "pyspark", "rich", "lark"} & set(sys.modules)
-assert not slow, slow
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_only_the_console_needs_what_its_extra_brings():
@@ -165,17 +118,4 @@ main()
     assert ran.returncode == 1
     assert ran.stderr == (
         "orbitmq: the command needs typer, which is not installed; pip install 'orbitmq[broker]'\n"
-    )
-
-
-def test_where_nothing_listens_it_is_said_how_to_start_a_cluster():
-    with socket.create_server(("127.0.0.1", 0)) as once:
-        address = f"127.0.0.1:{once.getsockname()[1]}"
-
-    ran = run("group", "list", "--name-server", address)
-
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == (
-        f"orbitmq: nothing listens at {address}; start a cluster with: orbitmq up, or give its "
-        "address with --name-server\n"
     )

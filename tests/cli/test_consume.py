@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 
 import pytest
 
-from orbitmq.remoting.dispatch import LATER
-from orbitmq.wire.codes import RequestCode
-from tests.support.rebalancing import answering, slipping_in
+from tests.support.rebalancing import slipping_in
 
 
 @pytest.fixture
@@ -100,28 +97,6 @@ def test_following_an_empty_topic_prints_what_is_stored_while_it_starts(cluster,
     assert lines == ["slipped in"]
 
 
-def test_a_member_says_once_that_progress_is_not_stored_and_stores_it_later(cluster, cli, names):
-    def silent(_, __):
-        return LATER
-
-    topic = next(names)
-    cluster.create_topic(topic, queues=1)
-    words = ("consume", topic, "--group", f"{topic}-readers", "--follow", "--from", "begin")
-    with cli.start(*words) as following:
-        cluster.send(topic, "before")
-        cluster.until_consumed(f"{topic}-readers", topic, timeout=60)
-        with contextlib.ExitStack() as silence:
-            for broker in cluster._cluster.brokers:
-                silence.enter_context(answering(broker, RequestCode.UPDATE_CONSUMER_OFFSET, silent))
-            cluster.send(topic, "late")
-            following.until_told("progress is not stored yet")
-        cluster.until_consumed(f"{topic}-readers", topic, timeout=60)
-        code = following.stop()
-
-    assert code == 0
-    assert following.errors.count("progress is not stored yet") == 1
-
-
 def test_a_member_of_a_group_gets_everything_once_and_leaves_progress(cluster, cli, topic):
     group = f"{topic}-readers"
 
@@ -150,10 +125,3 @@ def test_wrong_words_are_refused_in_a_sentence(cli, topic, words, code, expected
     refused = cli.refusal("consume", *(word.format(topic=topic) for word in words), code=code)
 
     assert expected in refused
-
-
-def test_a_condition_that_is_wrong_is_pointed_into(cli, topic):
-    refused = cli.refusal_after("consume", topic, "--sql", "a >", code=1)
-
-    assert "the expression ends too early" in refused
-    assert refused.rstrip().endswith("^")

@@ -9,7 +9,6 @@ import typer
 
 from orbitmq.cli.command import Session
 from orbitmq.cli.deadletters import Choice, resend
-from orbitmq.cli.main import NeedsConsent
 from orbitmq.cli.output import Printer
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.engine import Engine
@@ -84,14 +83,6 @@ async def test_a_plan_in_which_nothing_can_be_sent_is_told_and_nothing_is_sent(
     assert world.cluster.messages(RETRY) == []
 
 
-async def test_letters_that_may_be_sent_need_a_yes(world, capsys):
-    with pytest.raises(NeedsConsent, match="sends 3 dead letters of 'billing' again, to the group"):
-        await resend(session_of(world), "billing", Choice())
-
-    assert printed(capsys) == []
-    assert world.cluster.messages(RETRY) == []
-
-
 async def test_only_the_letters_are_sent_that_were_there_when_somebody_agreed(
     world, monkeypatch, capsys
 ):
@@ -119,18 +110,3 @@ async def test_only_the_letters_are_sent_that_were_there_when_somebody_agreed(
     ]
     copies = [each.unique_id for each in world.cluster.messages(RETRY)]
     assert copies == [unique_id(number) for number in range(3)]
-
-
-async def test_an_id_means_all_letters_of_its_message_and_an_offset_id_one(world, capsys):
-    await world.die(QUEUE, b"x", "once more", UNIQ_KEY=unique_id(1))
-    letters = [each async for each in world.admin.dead_letters.list("billing")]
-    (first, second) = [each for each in letters if each.message.unique_id == unique_id(1)]
-
-    await resend(session_of(world, Agreeing), "billing", Choice(letter=[second.id]))
-    one = printed(capsys)
-    await resend(session_of(world, Agreeing), "billing", Choice(letter=[unique_id(1)]))
-    both = printed(capsys)
-
-    assert first.id != second.id
-    assert one == [(unique_id(1), "sent")]
-    assert sorted(both) == [(unique_id(1), "already sent"), (unique_id(1), "sent")]

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import threading
-from dataclasses import replace
 
-from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.routes import Queue
-from orbitmq.console.checks import Check
 from orbitmq.console.collect import STALLED_AFTER
-from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
-from orbitmq.wire.bodies import ProcessQueueInfo
-from tests.support.client_admin import World
+from orbitmq.testing import EmbeddedCluster
 from tests.support.doctor import QUICK, consume, findings
 from tests.support.orbitmqcli import Cli
 
@@ -53,36 +45,6 @@ def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery):
     checks = {each["check"]: each["about"] for each in none["checks"]}
     assert none["is_well"]
     assert checks["dead letters"] == "1 group: 0 open, 3 resent"
-
-
-def test_a_broker_that_soon_makes_no_more_groups_is_found(nursery):
-    def little(settings):
-        return replace(settings, max_auto_groups=12)
-
-    with EmbeddedCluster(adjust=little) as cluster:
-        cli = Cli(cluster.name_server, nursery)
-        (has, most) = _groups_of(cli)
-        for number in range(10 - has):
-            cli.record("group", "create", f"group-{number}")
-        (little_room,) = findings(cli)["room for topics and groups"]
-        for number in range(2):
-            cli.record("group", "create", f"last-{number}")
-        (no_room,) = findings(cli)["room for topics and groups"]
-
-    assert most == 12
-    assert (little_room["kind"], little_room["weight"]) == ("little room for groups", "warn")
-    assert (no_room["kind"], no_room["weight"]) == ("no room for groups", "bad")
-    assert "has 12 groups, and from 12 on it makes no more for consumers" in no_room["problem"]
-    assert "orbitmq group create" in no_room["remedy"]
-    assert "--set broker.max_auto_groups=24" in no_room["command"]
-
-
-def _groups_of(cli: Cli) -> tuple[int, int]:
-    """How many groups the only broker has, of how many."""
-    checks = {each["check"]: each["about"] for each in cli.record("doctor", *QUICK)["checks"]}
-    found = re.search(r"(\d+) of (\d+) groups", checks["room for topics and groups"])
-    assert found is not None
-    return int(found[1]), int(found[2])
 
 
 def test_mistakes_inside_groups_are_found_and_explained(cluster, cli, consumers):
@@ -135,27 +97,6 @@ def test_a_watch_that_is_too_short_says_so_instead_of_calling_a_group_stalled(nu
     assert about["stuck queues"] == "1 group, 1 not judged, which takes --watch 10s"
     assert about["falling behind"] == "1 group, 1 not judged, which takes --watch 30s"
     assert about["dead letters"] == "1 group"
-
-
-async def test_an_unbalanced_group_is_not_judged_by_a_short_watch(nursery):
-    queues = [Queue("orders", "broker-a", number) for number in range(4)]
-    async with (
-        AsyncEmbeddedCluster() as cluster,
-        AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin,
-    ):
-        await cluster.create_topic("orders", queues=4)
-        cli = Cli(cluster.name_server, nursery)
-        world = World(cluster, admin)
-        try:
-            await world.consumer("client-1", owns={each: ProcessQueueInfo() for each in queues})
-            await world.consumer("client-2")
-            record = await asyncio.to_thread(cli.record, "doctor", *QUICK)
-        finally:
-            await world.close()
-
-    about = {each["check"]: each["about"] for each in record["checks"]}
-    assert about[Check.UNBALANCED] == "1 group, 1 not judged, which takes --watch 90s"
-    assert record["is_well"]
 
 
 def test_one_group_is_looked_at_alone_and_has_to_be_there(cluster, cli, consumers):

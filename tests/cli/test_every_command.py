@@ -22,6 +22,7 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.testing import EmbeddedCluster
 from tests.support.command import Started
+from tests.support.orbitmqcli import Cli
 from tools.cli_docs import Command, commands
 
 COMMANDS: Mapping[str, Command] = {each.name: each for each in commands()}
@@ -154,6 +155,19 @@ def test_a_command_prints_the_objects_that_it_documents(cli, shop, name):
     assert kind is not None
     for each in found:
         assert json.loads(msgspec.json.encode(msgspec.convert(each, kind))) == each
+
+
+@pytest.mark.parametrize(
+    "name", [each for each in ASKED if each.split()[0] not in ("config", "pipeline", "doctor")]
+)
+def test_without_a_name_server_a_command_fails_with_one_sentence(nursery, name):
+    words, _ = ASKED[name]
+    facts = {"id": "0" * 32, "queue": "broker-a:0", "offset": "0", "folder": "/dev/shm"}  # noqa: S108
+    nowhere = Cli("127.0.0.1:1", nursery)
+
+    sentence = nowhere.refusal(*Shop(facts).words(name, words), code=1)
+
+    assert sentence.startswith("nothing listens at 127.0.0.1:1; start a cluster with: orbitmq up")
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -102,18 +102,6 @@ def test_percentiles_of_handlers_are_those_of_the_members_that_tell(cluster, cli
     assert offline["handlers"] == []
 
 
-def test_people_see_progress_members_and_settings(cli, billing):
-    table = cli.text("group", "list", "--state", "online").splitlines()
-    page = cli.text("group", "show", "billing")
-
-    assert table[0].split() == [
-        *("group", "state", "members", "lag", "oldest", "retries", "pulled/s", "topics")
-    ]
-    assert table[1].split()[:3] == ["billing", "online", "1"]
-    for part in ("Progress", "Members", "Subscription", "Settings", billing.client_id):
-        assert part in page
-
-
 def test_what_waits_for_a_later_attempt_is_told_beside_the_lag(cluster, cli):
     cluster.create_topic("fragile", queues=1)
     cluster.send("fragile", *[b"x"] * 3)
@@ -159,13 +147,6 @@ def test_one_consumer_tells_what_it_holds(cli, billing):
     unknown = cli.refusal("group", "member", "billing", "nobody", code=1)
     assert billing.client_id in unknown
     assert "not online" in cli.refusal("group", "member", "ghosts", code=1)
-
-
-def test_a_quick_list_asks_neither_members_nor_times(cli, billing):
-    quick = cli.records("group", "list", "--quick")
-
-    (found,) = [each for each in quick if each["group"] == "billing"]
-    assert (found["state"], found["members"]) == ("unknown", None)
 
 
 def test_a_group_is_made_configured_paused_resumed_and_deleted(cli):
@@ -268,12 +249,3 @@ def test_a_group_is_given_to_another_broker_as_it_is_where_it_was_but_for_what_i
     assert (before["broker"], after["broker"]) == ("broker-a", "broker-b")
     assert after == before | {"broker": "broker-b", "max_retries": 4}
     assert not after["is_enabled"]
-
-
-def test_the_command_that_is_named_gives_a_group_to_the_other_broker(cli):
-    cli.record("group", "create", "named", "--broker", "broker-a", "--max-retries", "2")
-    refused = cli.refusal("group", "create", "named", code=1)
-
-    made = cli.record(*refused.rpartition("orbitmq ")[2].split())
-
-    assert [(each["broker"], each["max_retries"]) for each in made["settings"]] == [("broker-b", 2)]

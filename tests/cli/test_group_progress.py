@@ -89,18 +89,6 @@ def test_skipping_puts_a_group_at_the_end_of_all_that_it_consumes(cluster, cli, 
     assert "nothing to move" in again.stderr
 
 
-@pytest.mark.parametrize("words", [("skip", "{}"), ("reset", "{}", "{}", "--to-end")])
-def test_without_members_it_is_said_that_a_stream_goes_on_from_its_checkpoint(cli, topic, words):
-    cli.record("group", "reset", topic, topic, "--to-begin", "--yes")
-    command = ("group", *(word.format(topic) for word in words))
-
-    planned = cli.run(*command, "--dry-run")
-    moved = cli.run(*command, "--yes")
-
-    for said in (planned.stderr, moved.stderr):
-        assert " ".join(said.split()).count("a stream goes on from its checkpoint") == 1
-
-
 def test_a_clone_has_the_progress_of_its_source_and_is_made_if_need_be(cluster, cli, topic):
     cli.record("group", "reset", topic, topic, "--to-offset", "2", "--yes")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import signal
@@ -109,62 +108,6 @@ def test_at_a_terminal_it_is_a_live_screen_that_q_ends(cluster, cli, busy):
     assert "\x1b[?1049h" in screen
     assert terminal.screen.rstrip().endswith("\x1b[?1049l")
     assert "Traceback" not in terminal.screen
-
-
-def test_the_screen_shows_who_has_which_queue_and_how_fast_messages_come(cluster, cli, busy):
-    def owners(lines):
-        return {
-            cells[1]: cells[-1]
-            for cells in table(lines, "Queues of billing")
-            if cells[0] == "orders"
-        }
-
-    def comes(lines):
-        topic = row(lines, "Topics, busiest first", "orders")
-        # The first frame has what brokers counted before.
-        is_first = any("by brokers" in line for line in lines)
-        return not is_first and topic is not None and number(topic[1]) > 0
-
-    def is_behind(lines):
-        group = row(lines, "Groups, most lag first", "waiting")
-        return group is not None and group[4].startswith("+") and number(group[4]) > 0
-
-    with cli.at_terminal(
-        *("top", "--interval", "100ms", "--group", "billing"), lines=50, columns=160
-    ) as terminal:
-        first = terminal.until_drawn(owners)
-        # Rates are of two looks: what comes between them is seen in the second one.
-        cluster.send("orders", *[b"x"] * 30)
-        coming = terminal.until_drawn(comes)
-        behind = terminal.until_drawn(is_behind)
-        terminal.press("q")
-        assert terminal.wait() == 0
-
-    queues = {f"{broker}:{number}" for broker in ("broker-a", "broker-b") for number in (0, 1)}
-    assert owners(first) == dict.fromkeys(queues, busy.client_id)
-    name, in_rate, _ = table(coming, "Topics, busiest first")[0]
-    # No more came than were sent, in no less time than is between two looks.
-    assert name == "orders"
-    assert 0 < number(in_rate) <= 30 / 0.09
-    assert re.search(
-        r"^OrbitMQ top .* in [\d,.]+/s  out [\d,.]+/s  \(last [\d.]+ m?s\)  lag ", behind[0]
-    )
-    assert sum(bool(re.search(r" up  in [\d,.]+/s  out [\d,.]+/s ", each)) for each in behind) == 2
-
-
-def table(lines: list[str], title: str) -> list[list[str]]:
-    """The cells below a title, row by row, without the headings."""
-    at = next((at for at, line in enumerate(lines) if line.startswith(title)), len(lines))
-    rows = list(itertools.takewhile(bool, lines[at + 2 :]))
-    return [re.split(r"\s{2,}", line.removeprefix(">").strip()) for line in rows]
-
-
-def row(lines: list[str], title: str, name: str) -> list[str] | None:
-    return next((cells for cells in table(lines, title) if cells[0] == name), None)
-
-
-def number(text: str) -> float:
-    return float(text.replace(",", ""))
 
 
 def test_keys_choose_a_group_change_the_order_and_pause(cluster, cli, busy):

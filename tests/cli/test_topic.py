@@ -171,26 +171,6 @@ def test_a_topic_is_given_to_another_broker_as_well(cli):
     assert again["result"] == "left"
 
 
-@pytest.mark.parametrize("words", [(), ("--if-missing",)], ids=["plain", "if-missing"])
-def test_a_broker_that_is_named_is_given_the_topic_of_another(cli, words):
-    topic = f"handed{len(words)}"
-    there = ("--queues", "4", "--broker", "broker-b")
-    cli.record("topic", "create", topic, "--queues", "3", "--broker", "broker-a")
-
-    made = cli.record("topic", "create", topic, *there, *words)
-    shown = cli.record("topic", "show", topic)
-    refused = cli.refusal("topic", "create", topic, *there, code=1)
-    changed = cli.record("topic", "update", topic, "--queues", "5", "--broker", "broker-b")
-
-    assert made["result"] == "created"
-    assert {each["broker"]: each["write_queues"] for each in shown["brokers"]} == {
-        "broker-a": 3,
-        "broker-b": 4,
-    }
-    assert refused.startswith(f"topic '{topic}' is there already (")
-    assert (changed["before"]["write_queues"], changed["after"]["write_queues"]) == (3 + 4, 3 + 5)
-
-
 def test_a_topic_on_another_broker_is_as_it_is_where_it_was_but_for_what_is_given(cli):
     cli.record(
         *("topic", "create", "alike", "--broker", "broker-a", "--type", "fifo", "--ordered"),

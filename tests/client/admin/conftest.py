@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.testing import AsyncEmbeddedCluster
-from tests.support.client_admin import World
+from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from tests.support.client_admin import GROUP, World
 
 
 @pytest.fixture
@@ -22,3 +22,19 @@ async def world():
             yield world
         finally:
             await world.close()
+
+
+@pytest.fixture(scope="module")
+def shared_cluster():
+    """Two brokers with the topic `orders`, which no test of the module changes."""
+    with EmbeddedCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", queues=2)
+        yield cluster
+
+
+@pytest.fixture
+async def shared(shared_cluster):
+    """An admin of the shared cluster, where the group exists on both brokers."""
+    async with AsyncAdmin(name_server=shared_cluster.name_server) as admin:
+        await admin.groups.create(GROUP)
+        yield admin

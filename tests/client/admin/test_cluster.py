@@ -7,7 +7,7 @@ import pytest
 from orbitmq.broker.errors import Refused
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.cluster import runtime_info
-from orbitmq.client.errors import BadRequest, BrokerNotFound, NotEffective
+from orbitmq.client.errors import NotEffective
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, NotRunning, PartlyDone
 from orbitmq.wire.codes import ResponseCode
@@ -100,8 +100,6 @@ async def test_one_broker_is_found_by_name_or_address(world):
     by_address = await world.admin.runtime(str(world.cluster.brokers[1].address))
 
     assert by_name.started_at == by_address.started_at
-    with pytest.raises(BrokerNotFound, match="broker-a, broker-b"):
-        await world.admin.runtime("broker-x")
 
 
 def test_runtime_information_of_other_releases_is_read_as_far_as_it_goes():
@@ -144,10 +142,6 @@ async def test_a_setting_that_cannot_be_changed_is_refused(world):
 
     with pytest.raises(BrokerRefused, match="brokerName"):
         await config.update_broker("broker-a", {"brokerName": "other"})
-    with pytest.raises(BadRequest, match="no setting"):
-        await config.update_broker("broker-a", {})
-    with pytest.raises(BadRequest, match="text"):
-        await config.update_broker("broker-a", {"maxMessageSize": 5})
 
 
 async def test_a_change_that_a_broker_does_not_show_is_an_error(world, monkeypatch):
@@ -156,18 +150,6 @@ async def test_a_change_that_a_broker_does_not_show_is_an_error(world, monkeypat
 
     with pytest.raises(NotEffective, match=r"maxMessageSize is '\d+' and not '77'"):
         await world.admin.config.update_broker("broker-a", {"maxMessageSize": "77"})
-
-
-async def test_settings_of_name_servers(world):
-    config = world.admin.config
-
-    shown = await config.name_server()
-
-    assert shown == await config.name_server(world.cluster.name_server)
-    with pytest.raises(BadRequest, match="none of the name servers"):
-        await config.name_server("127.0.0.1:1")
-    with pytest.raises(BadRequest, match="no setting"):
-        await config.update_name_servers({})
 
 
 async def test_texts_by_key_are_kept_and_forgotten(world):
@@ -180,8 +162,6 @@ async def test_texts_by_key_are_kept_and_forgotten(world):
     await config.delete_value("places", "here")
     assert await config.value("places", "here") is None
     assert await config.values("nowhere") == {}
-    with pytest.raises(BadRequest, match="value must not be empty"):
-        await config.put_value("places", "here", "")
 
 
 async def test_cleaning_is_done_on_all_brokers_or_those_named(world):
@@ -190,8 +170,6 @@ async def test_cleaning_is_done_on_all_brokers_or_those_named(world):
     assert await config.clean_expired_queues() == ("broker-a", "broker-b")
     assert await config.clean_unused_topics("broker-b") == ("broker-b",)
     assert await config.delete_expired_log() == ("broker-a", "broker-b")
-    with pytest.raises(BrokerNotFound):
-        await config.clean_expired_queues("broker-x")
 
 
 async def test_a_broker_is_taken_out_of_the_routes_of_producers_and_back(world):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
 from orbitmq.client.admin.groups import GroupState
 from orbitmq.client.admin.members import FindingKind
 from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
 from orbitmq.wire.bodies import MessageModel, ProcessQueueInfo
 from orbitmq.wire.codes import RequestCode
 from tests.support.broker import until
@@ -23,28 +20,6 @@ B1 = Queue("orders", "broker-b", 1)
 QUEUES = (A0, A1, B0, B1)
 
 
-async def test_groups_are_listed_with_their_lag(world):
-    await world.admin.groups.create(GROUP)
-    await world.admin.groups.create("idle")
-    await world.fill(A0, 5)
-    await world.fill(B1, 3)
-    await world.report(A0, 2)
-    await world.report(B1, 3)
-
-    listing = await world.admin.groups.list()
-
-    assert listing.is_complete
-    groups = {each.group: each for each in listing}
-    assert list(groups) == [GROUP, "idle"]
-    assert groups[GROUP].brokers == ("broker-a", "broker-b")
-    assert (groups[GROUP].lag, groups["idle"].lag) == (3, 0)
-    (topic,) = groups[GROUP].topics
-    assert (topic.topic, topic.lag, topic.queues) == ("orders", 3, 4)
-    assert groups[GROUP].state is GroupState.UNKNOWN
-    assert groups[GROUP].lag_seconds is None
-    assert groups["idle"].lag_seconds == 0.0
-
-
 async def test_a_list_tells_who_is_online_and_how_old_the_backlog_is_when_asked(world):
     await world.consumer("c1")
     await world.admin.groups.create("idle")
@@ -52,6 +27,7 @@ async def test_a_list_tells_who_is_online_and_how_old_the_backlog_is_when_asked(
     await world.report(A0, 2)
     world.cluster.advance(100.0)
 
+    unasked = {each.group: each for each in await world.admin.groups.list()}
     listing = await world.admin.groups.list(members=True, times=True)
 
     groups = {each.group: each for each in listing}
@@ -64,6 +40,13 @@ async def test_a_list_tells_who_is_online_and_how_old_the_backlog_is_when_asked(
     waited = world.cluster.clock.now() - records[2].stored_at
     assert groups[GROUP].lag_seconds == pytest.approx(waited, abs=5.0)
     assert groups["idle"].lag_seconds == 0.0
+    assert list(groups) == [GROUP, "idle"]
+    assert groups[GROUP].brokers == ("broker-a", "broker-b")
+    assert (groups[GROUP].lag, groups["idle"].lag) == (3, 0)
+    (topic,) = [each for each in groups[GROUP].topics if each.topic == "orders"]
+    assert (topic.lag, topic.queues) == (3, 2)
+    assert (unasked[GROUP].state, unasked[GROUP].lag) == (GroupState.UNKNOWN, 3)
+    assert unasked[GROUP].lag_seconds is None
 
 
 async def test_a_broker_that_cannot_tell_of_all_groups_is_asked_for_each(world, monkeypatch):
@@ -161,40 +144,6 @@ async def test_what_waits_in_queues_that_nobody_has_reported_from_is_counted(wor
     assert [(each.queue, each.lag) for each in only.queues] == [
         (each.queue, each.lag) for each in progress.of_topic("orders")
     ]
-
-
-async def test_an_unknown_group_is_named(world):
-    for question in (
-        world.admin.groups.progress("nobody"),
-        world.admin.groups.describe("nobody"),
-        world.admin.groups.settings("nobody"),
-        world.admin.groups.pause("nobody"),
-        world.admin.groups.delete("nobody"),
-        world.admin.groups.update("nobody", max_retries=1),
-    ):
-        with pytest.raises(GroupNotFound, match="orbitmq group create nobody"):
-            await question
-    with pytest.raises(SettingError, match="letters"):
-        await world.admin.groups.progress("no body")
-    assert "nobody" not in [each.group for each in await world.admin.groups.list()]
-
-
-async def test_a_group_is_made_and_changed_and_read_back(world):
-    groups = world.admin.groups
-
-    made = await groups.create("new", max_retries=3, consume_timeout=timedelta(minutes=5))
-
-    assert set(made) == {"broker-a", "broker-b"}
-    assert {(each.max_retries, each.consume_timeout) for each in made.values()} == {(3, 300.0)}
-    changed = await groups.update("new", retry_queues=2, orderly=True)
-    assert {
-        (each.max_retries, each.retry_queues, each.is_orderly) for each in changed.values()
-    } == {(3, 2, True)}
-    assert await groups.settings("new") == changed
-    with pytest.raises(SettingError, match="max_retries"):
-        await groups.create("new", max_retries=-1)
-    with pytest.raises(BadRequest, match="consume_timeout"):
-        await groups.create("new", consume_timeout=1.0)
 
 
 async def test_a_change_that_a_broker_does_not_show_is_an_error(world, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.client.errors import BadRequest, ConsumerNotOnline, MessageNotFound
+from orbitmq.client.errors import ConsumerNotOnline, MessageNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NotSupported
 from orbitmq.message.stored import decode_message
@@ -28,8 +28,6 @@ async def test_members_are_shown_once_however_many_brokers_they_are_connected_to
     assert members.consume_from == "last_offset"
     (subscription,) = members.subscriptions
     assert (subscription.topic, subscription.expression) == ("orders", "paid || refunded")
-    with pytest.raises(ConsumerNotOnline, match="'nobody' is not online"):
-        await world.admin.consumers.members("nobody")
 
 
 @pytest.mark.feature("L5")
@@ -45,7 +43,7 @@ async def test_a_consumer_tells_what_it_holds_and_does(world):
     )
     await world.consumer("c1", owns={B1: held, A0: ProcessQueueInfo()})
 
-    info = await world.admin.consumers.running_info(GROUP, "c1")
+    info = await world.admin.consumers.running_info(GROUP, "c1", stack=True)
 
     assert [each.queue for each in info.queues] == [A0, B1]
     owned = info.queues[1]
@@ -59,7 +57,7 @@ async def test_a_consumer_tells_what_it_holds_and_does(world):
     assert info.topics["orders"].consume_times is None
     assert [each.topic for each in info.subscriptions] == ["orders"]
     assert not info.is_orderly
-    assert info.stack is None
+    assert info.stack == "main: waiting"
     connection = await world.admin.consumers.members(GROUP)
     assert connection.client_ids == ("c1",)
 
@@ -69,16 +67,6 @@ async def test_a_broker_that_is_gone_does_not_hide_a_consumer_of_another(world):
     await world.consumer("c1")
 
     assert (await world.admin.consumers.running_info(GROUP, "c1")).client_id == "c1"
-
-
-async def test_a_consumer_that_is_not_there_is_named(world):
-    await world.consumer("c1")
-
-    with pytest.raises(ConsumerNotOnline, match="consumer 'c9' of 'billing' is not online"):
-        await world.admin.consumers.running_info(GROUP, "c9")
-    sent = await world.send(A0)
-    with pytest.raises(ConsumerNotOnline, match="c9"):
-        await world.admin.consumers.consume_directly(GROUP, "c9", sent.msg_id)
 
 
 async def test_a_consumer_consumes_a_message_on_demand(world):
@@ -96,10 +84,8 @@ async def test_a_consumer_consumes_a_message_on_demand(world):
     assert [decode_message(record).body for record in good.consumed] == [b"this one"]
     with pytest.raises(MessageNotFound):
         await consumers.consume_directly(GROUP, "c1", sent.msg_id[:16] + f"{10**9:016X}")
-    with pytest.raises(BadRequest, match="32 or 56"):
-        await consumers.consume_directly(GROUP, "c1", "x")
-    with pytest.raises(MessageNotFound, match="no broker of this cluster"):
-        await consumers.consume_directly(GROUP, "c1", "01020304" + sent.msg_id[8:])
+    with pytest.raises(ConsumerNotOnline, match="c9"):
+        await consumers.consume_directly(GROUP, "c9", sent.msg_id)
 
 
 async def test_producers_are_shown_of_all_groups_or_one(world):

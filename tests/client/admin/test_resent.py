@@ -94,15 +94,3 @@ async def test_a_copy_on_one_broker_counts_though_another_refuses(world, monkeyp
         await world.admin.messages.copies("orders", f"7F0000010001{0:020X}")
     with pytest.raises(BrokerRefused, match="no SUB on this topic"):
         [each async for each in world.admin.messages.by_key("orders", "any")]
-
-
-async def test_a_retry_topic_that_may_not_be_read_leaves_letters_unknown(world, monkeypatch):
-    await letters_of(world)
-    forbid(monkeypatch, world, RETRY, *BROKERS)
-
-    report = await world.admin.dead_letters.resend(GROUP)
-    with pytest.raises(BrokerRefused, match="no SUB on this topic"):
-        await world.admin.messages.copies(RETRY, "7F000001000100000000000000000000")
-
-    assert report.counts == {ResendResult.FAILED: 2}
-    assert world.cluster.messages(RETRY) == []

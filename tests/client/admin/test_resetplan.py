@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orbitmq.client.admin.resets import QueueMove, ResetTo, target
-from orbitmq.client.errors import BadRequest
 from orbitmq.client.routes import Queue
 
 QUEUE = Queue("orders", "broker-a", 0)
-
-NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("first", ResetTo.begin()),
-        ("Last", ResetTo.end()),
-        ("begin", ResetTo.first()),
-        ("end", ResetTo.last()),
-        (NOON, ResetTo.time(NOON)),
-        ("2026-01-31T12:00:00Z", ResetTo.time(NOON)),
-        (ResetTo.shift(-5), ResetTo.shift(-5)),
-    ],
-)
-def test_places_may_be_written_as_words_and_times(written, meant):
-    assert ResetTo.of(written) == meant
-
-
-@pytest.mark.parametrize("written", ["earliest", "", 100, 5.0, None, QUEUE])
-def test_what_is_no_place_is_refused_with_what_there_is(written):
-    with pytest.raises(BadRequest, match=r'"first", "last", a time .* ResetTo makes.*; got'):
-        ResetTo.of(written)  # as users write it
-
 
 bounds = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted)
 progress = st.none() | st.integers(0, 60)

@@ -10,9 +10,7 @@ import pytest
 from orbitmq.broker.metrics import runtime_info
 from orbitmq.broker.settings import shown
 from orbitmq.client.admin.resets import ResetFailed, ResetTo
-from orbitmq.client.errors import BadRequest, GroupNotFound, QueueNotFound, TopicNotFound
 from orbitmq.client.routes import Queue
-from orbitmq.errors import NotSupported, SettingError
 from tests.support.broker import until
 from tests.support.client_admin import GROUP, World
 
@@ -196,31 +194,6 @@ async def test_a_skip_that_a_member_undoes_is_an_error(world, monkeypatch):
         await world.admin.progress.apply(plan)
 
 
-async def test_wrong_input_is_refused_with_what_is_allowed(world):
-    await _filled(world)
-    progress = world.admin.progress
-
-    with pytest.raises(BadRequest, match=r"offset 11 is not in queue broker-a:0.*0 to 10"):
-        await progress.plan_reset(GROUP, "orders", ResetTo.by_queue({A0: 11}))
-    with pytest.raises(QueueNotFound, match="broker-a:0, broker-a:1, broker-b:0"):
-        await progress.plan_reset(
-            GROUP, "orders", ResetTo.by_queue({Queue("orders", "broker-a", 9): 1})
-        )
-    with pytest.raises(QueueNotFound):
-        await progress.plan_reset(
-            GROUP, "orders", ResetTo.end(), queues=[Queue("orders", "broker-z", 0)]
-        )
-    with pytest.raises(GroupNotFound):
-        await progress.plan_reset("nobody", "orders", ResetTo.end())
-    with pytest.raises(TopicNotFound):
-        await progress.plan_reset(GROUP, "nothing", ResetTo.end())
-    for wrong in (-1, 1.5, True, "3"):
-        with pytest.raises(SettingError, match="offset"):
-            ResetTo.offset(wrong)  # type: ignore[arg-type]
-    with pytest.raises(BadRequest, match="at least one queue"):
-        ResetTo.by_queue({})
-
-
 # Brokers that are not ours.
 
 
@@ -275,19 +248,6 @@ async def test_a_broker_that_has_just_started_and_cannot_say_what_it_is_is_no_br
 
     assert world.progress(A0) == 1
     assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) is None
-
-
-async def test_an_older_broker_cannot_move_single_queues_of_an_online_group(world, monkeypatch):
-    _as_apache(monkeypatch, server_side=False)
-    await _filled(world)
-    await world.consumer("c1")
-
-    with pytest.raises(NotSupported, match="stop its consumers first"):
-        await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 1}))
-    with pytest.raises(NotSupported, match="stop its consumers first"):
-        await world.admin.progress.reset(GROUP, "orders", ResetTo.end(), queues=[A0])
-
-    assert world.progress(A0) == 6
 
 
 async def test_an_older_broker_pushes_a_time_to_an_online_group(world, monkeypatch):

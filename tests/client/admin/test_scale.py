@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from orbitmq.broker.broker import Broker
-from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from tests.support.client_admin import World
@@ -59,10 +56,3 @@ async def test_listing_a_big_cluster_takes_few_requests():
     assert asked_for_ages == 1 + 2 * 2 + 3 * 2
     ages = {each.group: each.lag_seconds for each in aged if each.lag}
     assert all(age is not None and age < 600 for age in ages.values())
-
-
-def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(SettingError, match=r"admin\.at_once"):
-        AdminSettings(at_once=0)
-    with pytest.raises(SettingError, match=r"admin\.timeout"):
-        AdminSettings(timeout=0)

@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.client.admin.topics import Permission, TopicKind
-from orbitmq.client.errors import (
-    BadRequest,
-    BrokerNotFound,
-    NotEffective,
-    TopicExists,
-    TopicNotFound,
-)
+from orbitmq.client.errors import BadRequest, NotEffective, TopicNotFound
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
 from orbitmq.wire.codes import RequestCode
 from tests.support.client_admin import GROUP, forget_code
 
@@ -56,23 +49,6 @@ async def test_a_new_topic_is_known_to_brokers_and_clients_when_the_call_returns
     assert route.permission.letters == "r"
     assert route.addresses == {0: str(world.cluster.brokers[1].address)}
     assert "new" not in world.cluster.brokers[0].parts.topics
-
-
-async def test_a_topic_that_is_there_is_not_made_again_nor_shrunk(world):
-    topics = world.admin.topics
-    await topics.create("new", queues=4, brokers=["broker-a"])
-
-    with pytest.raises(TopicExists, match=r"exists already \(broker-a: 4 queues.*topics.update"):
-        await topics.create("new", queues=1)
-    with pytest.raises(TopicExists):
-        await topics.create("new", queues=1, exist_ok=True)
-    with pytest.raises(TopicExists):
-        await topics.create("new", queues=4, ordered=True, exist_ok=True)
-    with pytest.raises(TopicExists):
-        await topics.create("new", queues=4)
-
-    (part,) = (await topics.get("new")).brokers
-    assert (part.write_queues, part.read_queues) == (4, 4)
 
 
 async def test_a_topic_may_be_made_where_it_is_like_that_already_and_where_it_is_missing(world):
@@ -154,33 +130,6 @@ async def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_me
     with pytest.raises(TopicNotFound) as unlike:
         await topics.get("refunds")
     assert (unlike.value.similar, "do you mean" in str(unlike.value)) == (None, False)
-
-
-async def test_wrong_input_is_refused_before_anything_is_asked(world):
-    topics = world.admin.topics
-    before = world.admin.requests
-
-    with pytest.raises(SettingError, match="letters"):
-        await topics.create("no spaces")
-    with pytest.raises(BadRequest, match="system"):
-        await topics.delete("TBW102")
-    with pytest.raises(SettingError, match="write_queues must be 1 to"):
-        await topics.create("new", queues=0)
-    with pytest.raises(BadRequest, match="permission must be rw"):
-        await topics.create("new", permission="x")
-    with pytest.raises(BadRequest, match="message_type must be one of NORMAL"):
-        await topics.create("new", message_type="LOUD")
-    assert world.admin.requests == before
-    with pytest.raises(BrokerNotFound, match="broker-x"):
-        await topics.create("new", brokers=["broker-x"])
-    with pytest.raises(BrokerNotFound, match="cluster nowhere"):
-        await topics.create("new", cluster="nowhere")
-    with pytest.raises(TopicNotFound):
-        await topics.update("new", queues=2)
-    with pytest.raises(TopicNotFound):
-        await topics.status("new")
-    with pytest.raises(TopicNotFound):
-        await topics.groups("new")
 
 
 async def test_a_topic_that_clients_do_not_get_to_see_is_an_error(world, monkeypatch):
