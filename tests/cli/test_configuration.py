@@ -136,7 +136,7 @@ def refusal(*words: str, env: Mapping[str, str] | None = None, file: Path | None
             b"[broker]\nport = 'high'\n",
             "broker.port must be a whole number, got 'high' (from FILE)",
         ),
-        (b"[broker]\nprot = 1\n", "'broker.prot' in FILE is not known; did you mean broker.port"),
+        (b"[broker]\nprot = 1\n", "'broker.prot' in FILE is not known; did you mean "),
         (b"[broker", "the file FILE is not TOML"),
         (b"\xff\xfe", "the file FILE is not TOML"),
         (b"broker = 5\n", "the setting 'broker'"),

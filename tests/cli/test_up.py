@@ -439,7 +439,7 @@ def refusal(*words: str, cwd: Path, code: int = 1) -> str:
             2,
             "broker.root is for one broker, but up.brokers is 2",
         ),
-        ("broker --port 0 --data /dev/null/deeper", 1, "/dev/null/deeper"),
+        ("broker --port 0 --log-level warning --data /dev/null/deeper", 1, "/dev/null/deeper"),
         (
             "up TLS --set namesrv.tls.client_authority=CERTIFICATE",
             2,
