@@ -5,10 +5,13 @@ Importing the broker takes a third of a second, which `orbitmq topic list` does 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import Mapping
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -210,3 +213,96 @@ def _range(error: Any) -> str:
     if least is None:
         return f", {most} at most"
     return f", {least} or more" if most is None else f", from {least} to {most}"
+
+
+# Declaring commands. A parameter whose type is a dataclass stands for the flags that are its
+# fields.
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def section(about: str) -> typer.Typer:
+    """A group of commands."""
+    return typer.Typer(
+        help=about,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def plain_command(
+    app: typer.Typer, name: str, *, examples: Sequence[str], prints: type | None = None
+) -> Callable[[F], F]:
+    """Declare a function that needs no session as a command.
+
+    `prints` is the class of the `--json` objects; servers have none.
+    """
+
+    def declare(work: F) -> F:
+        parameters, bundles = flags_of(
+            list(inspect.signature(work, eval_str=True).parameters.values())
+        )
+
+        def call(values: dict[str, Any]) -> None:
+            work(**values | {each: taken(kind, values) for each, kind in bundles.items()})
+
+        add_command(app, name, work, call, parameters, examples=examples, prints=prints)
+        return work
+
+    return declare
+
+
+def flags_of(
+    declared: Sequence[inspect.Parameter], shared: Sequence[type] = ()
+) -> tuple[list[inspect.Parameter], Mapping[str, Any]]:
+    """The flags of a command, and the dataclasses among its parameters; `shared` come last."""
+    bundles: dict[str, Any] = {
+        each.name: each.annotation for each in declared if dataclasses.is_dataclass(each.annotation)
+    }
+    own = [each for each in declared if each.name not in bundles]
+    kinds = (*bundles.values(), *shared)
+    return [*own, *(each for kind in kinds for each in _fields(kind))], bundles
+
+
+def _fields(kind: type) -> Iterable[inspect.Parameter]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for each in dataclasses.fields(kind):
+        yield inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=hints[each.name],
+        )
+
+
+def taken(kind: Any, values: dict[str, Any]) -> Any:
+    """The dataclass of the flags that are its fields; they are removed from `values`."""
+    return kind(**{each.name: values.pop(each.name) for each in dataclasses.fields(kind)})
+
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    work: Callable[..., Any],
+    call: Callable[[dict[str, Any]], None],
+    parameters: Sequence[inspect.Parameter],
+    *,
+    examples: Sequence[str],
+    prints: type | None,
+    is_hidden: bool = False,
+) -> None:
+    """Add a command with these flags to a section; `call` gets their values."""
+
+    def command(**values: Any) -> None:
+        call(values)
+
+    # Typer reads the signature and the annotations.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__doc__ = work.__doc__
+    command.prints = prints  # type: ignore[attr-defined]  # for the documentation
+    epilog = "Examples:\n\n" + "\n\n".join(f"  {example}" for example in examples)
+    app.command(name, epilog=epilog, hidden=is_hidden)(command)

@@ -20,7 +20,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from orbitmq.cli.command import Session, check_positive, command, seconds, section
+from orbitmq.cli.application import section
+from orbitmq.cli.command import Session, check_positive, command, seconds
 from orbitmq.cli.main import FAILED, CommandError, Misused
 from orbitmq.cli.output import count, rate, size
 from orbitmq.cli.output import size as size_of

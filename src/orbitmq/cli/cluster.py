@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import typer
 
-from orbitmq.cli.command import Session, command, section
+from orbitmq.cli.application import section
+from orbitmq.cli.command import Session, command
 from orbitmq.cli.main import FAILED
 from orbitmq.cli.output import Columns, rate
 from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import difflib
 import getpass
 import inspect
@@ -24,11 +23,12 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias
 
 import typer
 from typer.models import OptionInfo
 
+from orbitmq.cli.application import add_command, flags_of, taken
 from orbitmq.cli.main import FAILED, CommandError, Misused, NeedsConsent, Unheard
 from orbitmq.cli.output import Printer
 from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
@@ -216,7 +216,6 @@ class Session:
 
 
 P = ParamSpec("P")
-F = TypeVar("F", bound=Callable[..., None])
 Work: TypeAlias = Callable[Concatenate[Session, P], Coroutine[Any, Any, None]]
 
 AsJson: TypeAlias = Annotated[
@@ -271,18 +270,6 @@ class _Consent:
     audit: Audit = None
 
 
-def section(about: str) -> typer.Typer:
-    """A group of commands."""
-    return typer.Typer(
-        help=about,
-        no_args_is_help=True,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-        add_completion=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-
-
 def command(
     app: typer.Typer,
     name: str,
@@ -297,58 +284,24 @@ def command(
     def declare(work: Work[P]) -> Work[P]:
         shared = (_Consent, _Output, Connection) if changes else (_Output, Connection)
         declared = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
-        bundles = {
-            each.name: each.annotation
-            for each in declared
-            if dataclasses.is_dataclass(each.annotation)
-        }
-        own = [each for each in declared if each.name not in bundles]
+        parameters, bundles = flags_of(declared, shared)
+        counting = _counting(parameters)
 
-        def call(**values: Any) -> None:
-            given = {each: _taken(each, values) for each in shared}
-            values |= {name: _taken(kind, values) for name, kind in bundles.items()}
+        def call(values: dict[str, Any]) -> None:
+            given = {each: taken(each, values) for each in shared}
+            values |= {name: taken(kind, values) for name, kind in bundles.items()}
             consent = given.get(_Consent, _Consent())
             _run(work, values, given[Connection], given[_Output], consent, counting)
 
-        kinds = (*bundles.values(), *shared)
-        parameters = [*own, *(each for kind in kinds for each in _parameters(kind))]
-        counting = _counting(parameters)
-        # Typer reads the signature and the annotations.
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        call.__annotations__ = {each.name: each.annotation for each in parameters}
-        call.__doc__ = work.__doc__
-        call.prints = prints  # type: ignore[attr-defined]  # for the documentation
-        app.command(name, epilog=_epilog(examples), hidden=is_hidden)(call)
+        add_command(
+            *(app, name, work, call, parameters),
+            examples=examples,
+            prints=prints,
+            is_hidden=is_hidden,
+        )
         return work
 
     return declare
-
-
-def plain_command(
-    app: typer.Typer, name: str, *, examples: Sequence[str], prints: type
-) -> Callable[[F], F]:
-    """Declare a function that needs no session as a command, with the flags that it declares."""
-
-    def declare(work: F) -> F:
-        work.prints = prints  # type: ignore[attr-defined]  # for the documentation
-        return app.command(name, epilog=_epilog(examples))(work)
-
-    return declare
-
-
-def _epilog(examples: Sequence[str]) -> str:
-    return "Examples:\n\n" + "\n\n".join(f"  {example}" for example in examples)
-
-
-def _parameters(kind: type) -> Iterable[inspect.Parameter]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for each in dataclasses.fields(kind):
-        yield inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=each.default,
-            annotation=hints[each.name],
-        )
 
 
 def _counting(parameters: Iterable[inspect.Parameter]) -> str | None:
@@ -362,10 +315,6 @@ def _counting(parameters: Iterable[inspect.Parameter]) -> str | None:
         for flag in (about.default, *(about.param_decls or ()))
     ]
     return next((flag for flag in ("--count", "--limit") if flag in flags), None)
-
-
-def _taken(kind: Any, values: dict[str, Any]) -> Any:
-    return kind(**{each.name: values.pop(each.name) for each in dataclasses.fields(kind)})
 
 
 def _run(

@@ -12,18 +12,8 @@ from typing import Annotated
 import typer
 
 from orbitmq.cli import settings as options
-from orbitmq.cli.command import (
-    AccessKey,
-    Connection,
-    NameServer,
-    SecretKey,
-    Timeout,
-    Tls,
-    TlsAuthority,
-    TlsUnverified,
-    check_positive,
-    section,
-)
+from orbitmq.cli.application import plain_command, section
+from orbitmq.cli.command import Connection, check_positive
 from orbitmq.cli.main import CommandError, PortTaken, SettingRefused
 from orbitmq.cli.servers import Listening, announcing, serve
 from orbitmq.cli.settings import set_up_logging
@@ -39,18 +29,19 @@ app = section("The web console.")
 
 PASSWORD_VARIABLE = "ORBITMQ_CONSOLE_PASSWORD"  # noqa: S105  # a name, not a password
 
-EPILOG = (
-    "Examples:\n\n"
-    "  orbitmq console --name-server 127.0.0.1:9876\n\n"
-    "  orbitmq console -n ns1:9876 -n ns2:9876 --write --history console.sqlite\n\n"
-    "  ORBITMQ_CONSOLE_PASSWORD=... orbitmq console -n ns1:9876 --host 0.0.0.0 "
-    "--allow-host console.example.org"
+
+@plain_command(
+    app,
+    "console",
+    examples=(
+        "orbitmq console --name-server 127.0.0.1:9876",
+        "orbitmq console -n ns1:9876 -n ns2:9876 --write --history console.sqlite",
+        "ORBITMQ_CONSOLE_PASSWORD=... orbitmq console --host 0.0.0.0 --allow-host mq.example.org",
+    ),
 )
-
-
-@app.command(epilog=EPILOG)
 def console(
-    name_server: NameServer = None,
+    connection: Connection,
+    flags: options.RunFlags,
     host: options.Host = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=options.LAST_PORT, help="0: any free one.")
@@ -95,32 +86,9 @@ def console(
     private_key: Annotated[
         Path | None, typer.Option("--private-key", metavar="FILE", help="PEM, for HTTPS.")
     ] = None,
-    access_key: AccessKey = None,
-    secret_key: SecretKey = None,
-    tls: Tls = False,
-    tls_ca: TlsAuthority = None,
-    tls_unverified: TlsUnverified = False,
-    timeout: Timeout = 5.0,
-    log_level: options.Level = None,
-    log_format: options.Format = None,
-    loop: options.LoopChoice = None,
-    config: options.ConfigFile = None,
-    words: options.Words = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Start the web console of a cluster, OrbitMQ's or Apache RocketMQ's."""
-    configuration = options.configured(
-        config, words, options.shared(None, log_level, log_format, loop)
-    )
-    connection = Connection(
-        name_server=name_server,
-        access_key=access_key,
-        secret_key=secret_key,
-        tls=tls,
-        tls_ca=tls_ca,
-        tls_unverified=tls_unverified,
-        timeout=timeout,
-    )
+    configuration = flags.configuration({})
     check_positive(every, "--every")
     settings = _settings(
         client=connection.client(),
@@ -142,7 +110,7 @@ def console(
             "the console behind something that speaks HTTPS",
             err=True,
         )
-    serve(ConsoleService(settings), configuration.run.loop, announcing(as_json=as_json))
+    serve(ConsoleService(settings), configuration.run.loop, announcing(as_json=flags.as_json))
 
 
 class ConsoleService:

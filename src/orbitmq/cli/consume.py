@@ -16,17 +16,8 @@ from typing import Annotated
 
 import typer
 
-from orbitmq.cli.command import (
-    Queues,
-    Session,
-    Sql,
-    Tags,
-    TopicName,
-    command,
-    queues_of,
-    section,
-    time_of,
-)
+from orbitmq.cli.application import section
+from orbitmq.cli.command import Queues, Session, Sql, Tags, TopicName, command, queues_of, time_of
 from orbitmq.cli.main import CommandError, Misused
 from orbitmq.cli.messages import MessageRecord
 from orbitmq.cli.output import Printer

@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from orbitmq.cli.command import GroupName, Session, check_positive, command, section, time_of
+from orbitmq.cli.application import section
+from orbitmq.cli.command import GroupName, Session, check_positive, command, time_of
 from orbitmq.cli.main import FAILED, CommandError
 from orbitmq.cli.messages import preview, print_message
 from orbitmq.cli.output import Columns, body_fields, count

@@ -20,7 +20,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import typer
 
-from orbitmq.cli.command import DEFAULT_NAME_SERVER, Session, command, seconds, section
+from orbitmq.cli.application import section
+from orbitmq.cli.command import DEFAULT_NAME_SERVER, Session, command, seconds
 from orbitmq.cli.main import FAILED, CommandError, Misused
 from orbitmq.cli.output import harmless
 from orbitmq.client.admin.cluster import Ceiling, ClusterStatus

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from orbitmq.cli.application import section
 from orbitmq.cli.command import (
     Broker,
     ClusterName,
@@ -17,7 +18,6 @@ from orbitmq.cli.command import (
     command,
     queues_of,
     seconds,
-    section,
     time_of,
     unknown,
 )

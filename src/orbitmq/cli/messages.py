@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from orbitmq.cli.application import section
 from orbitmq.cli.command import (
     Queues,
     Session,
@@ -22,7 +23,6 @@ from orbitmq.cli.command import (
     filter_of,
     queue_of,
     queues_of,
-    section,
     time_of,
 )
 from orbitmq.cli.main import CommandError, Misused

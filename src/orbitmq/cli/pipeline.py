@@ -12,28 +12,20 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 
 import typer
 
+from orbitmq.cli.application import plain_command, section
 from orbitmq.cli.command import (
     DEFAULT_NAME_SERVER,
-    AccessKey,
     AsJson,
     Connection,
-    NameServer,
-    SecretKey,
-    Timeout,
-    Tls,
-    TlsAuthority,
-    TlsUnverified,
     Verbose,
     closest,
-    plain_command,
     seconds,
-    section,
     unknown,
 )
 from orbitmq.cli.doctor import (
@@ -225,6 +217,7 @@ What: TypeAlias = Annotated[
 )
 def run(
     what: What,
+    connection: Connection,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -301,13 +294,6 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be run, and start nothing.")
     ] = False,
-    name_server: NameServer = None,
-    access_key: AccessKey = None,
-    secret_key: SecretKey = None,
-    tls: Tls = False,
-    tls_ca: TlsAuthority = None,
-    tls_unverified: TlsUnverified = False,
-    timeout: Timeout = 5.0,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -316,15 +302,8 @@ def run(
     A stop lets the current batch finish; the next start continues from the checkpoint.
     """
     definition, plan = _loaded(what)
-    connection = Connection(
-        name_server=name_server or ([plan.name_server] if plan.name_server else None),
-        access_key=access_key,
-        secret_key=secret_key,
-        tls=tls,
-        tls_ca=tls_ca,
-        tls_unverified=tls_unverified,
-        timeout=timeout,
-    )
+    if connection.name_server is None and plan.name_server:
+        connection = replace(connection, name_server=[plan.name_server])
     called = name or plan.name or definition.name
     # A flag overrides the file, also when the two exclude each other.
     wanted_trigger = trigger if trigger is not None or once else plan.trigger

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from orbitmq.cli.application import section
 from orbitmq.cli.command import (
     Session,
     TopicName,
@@ -27,7 +28,6 @@ from orbitmq.cli.command import (
     is_age,
     queue_of,
     seconds,
-    section,
     time_of,
 )
 from orbitmq.cli.main import FAILED, INTERRUPTED, CommandError, Misused

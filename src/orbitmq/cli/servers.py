@@ -22,6 +22,7 @@ import typer
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import WILDCARDS, BrokerSettings
 from orbitmq.cli import settings as options
+from orbitmq.cli.application import plain_command, section
 from orbitmq.cli.main import (
     AllEnded,
     CommandError,
@@ -52,14 +53,8 @@ if TYPE_CHECKING:
     from orbitmq.cli.console import ConsoleService
 
 
-app = typer.Typer(
-    help="Start servers.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
+app = section("Start servers.")
+config_app = section("Look at the settings.")
 app.add_typer(config_app, name="config")
 
 
@@ -71,15 +66,19 @@ def _warn(warnings: Iterable[str]) -> None:
         log.warning("%s", warning)
 
 
-@app.command(
-    epilog="Examples:\n\n"
-    "  orbitmq up\n\n"
-    "  orbitmq up --data /var/lib/orbitmq --brokers 2\n\n"
-    "  orbitmq up --console\n\n"
-    "  orbitmq up --namesrv-port 0 --broker-port 0 --json\n\n"
-    "  orbitmq up --set broker.store.flush.policy=sync"
+@plain_command(
+    app,
+    "up",
+    examples=(
+        "orbitmq up",
+        "orbitmq up --data /var/lib/orbitmq --brokers 2",
+        "orbitmq up --console",
+        "orbitmq up --namesrv-port 0 --broker-port 0 --json",
+        "orbitmq up --set broker.store.flush.policy=sync",
+    ),
 )
 def up(
+    flags: options.ServerFlags,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -98,7 +97,6 @@ def up(
             help="How many, 1 by default; above 1 each has its process.",
         ),
     ] = None,
-    host: options.Host = None,
     namesrv_port: Annotated[
         int | None,
         typer.Option(
@@ -135,29 +133,19 @@ def up(
         ),
     ] = 8090,
     advertise: options.Advertise = None,
-    insecure: options.Insecure = None,
-    log_level: options.Level = None,
-    log_format: options.Format = None,
-    loop: options.LoopChoice = None,
-    config: options.ConfigFile = None,
-    words: options.Words = None,
-    as_json: options.AsJson = False,
     stop_with_input: options.StopWithInput = False,
 ) -> None:
     """Start a name server and brokers, for development on one machine."""
-    configuration = options.configured(
-        config,
-        words,
+    configuration = flags.configuration(
         {
             "--data": ("up.data", data),
             "--brokers": ("up.brokers", brokers),
-            "--host": ("broker.host+namesrv.host", host),
+            "--host": ("broker.host+namesrv.host", flags.host),
             "--namesrv-port": ("namesrv.port", namesrv_port),
             "--broker-port": ("broker.port", broker_port),
             "--http-port": ("broker.http.port", http_port),
             "--advertise": ("broker.advertised", advertise),
-            **options.shared(insecure, log_level, log_format, loop),
-        },
+        }
     )
     warnings = check_cluster(
         configuration.name_server, configuration.broker, is_accepted=configuration.run.insecure
@@ -175,17 +163,21 @@ def up(
     serve(
         service,
         configuration.run.loop,
-        announcing(as_json=as_json),
+        announcing(as_json=flags.as_json),
         stops_with_input=stop_with_input,
     )
 
 
-@app.command(
-    epilog="Examples:\n\n"
-    "  orbitmq broker --name-server 127.0.0.1:9876 --data /var/lib/orbitmq/broker-a\n\n"
-    "  orbitmq broker --name broker-b --port 10921 --name-server ns1:9876 --name-server ns2:9876"
+@plain_command(
+    app,
+    "broker",
+    examples=(
+        "orbitmq broker --name-server 127.0.0.1:9876 --data /var/lib/orbitmq/broker-a",
+        "orbitmq broker --name broker-b --port 10921 --name-server ns1:9876 --name-server ns2:9876",
+    ),
 )
 def broker(
+    flags: options.ServerFlags,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -201,7 +193,6 @@ def broker(
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="The cluster's name; DefaultCluster by default.")
     ] = None,
-    host: options.Host = None,
     port: Annotated[
         int | None,
         typer.Option(
@@ -219,30 +210,20 @@ def broker(
     ] = None,
     http_port: options.HttpPort = None,
     advertise: options.Advertise = None,
-    insecure: options.Insecure = None,
-    log_level: options.Level = None,
-    log_format: options.Format = None,
-    loop: options.LoopChoice = None,
-    config: options.ConfigFile = None,
-    words: options.Words = None,
-    as_json: options.AsJson = False,
     stop_with_input: options.StopWithInput = False,
 ) -> None:
     """Start one broker."""
-    configuration = options.configured(
-        config,
-        words,
+    configuration = flags.configuration(
         {
             "--data": ("broker.root", data),
             "--name": ("broker.name", name),
             "--cluster": ("broker.cluster", cluster),
-            "--host": ("broker.host", host),
+            "--host": ("broker.host", flags.host),
             "--port": ("broker.port", port),
             "--name-server": ("broker.name_servers", tuple(name_server) if name_server else None),
             "--http-port": ("broker.http.port", http_port),
             "--advertise": ("broker.advertised", advertise),
-            **options.shared(insecure, log_level, log_format, loop),
-        },
+        }
     )
     settings = configuration.broker
     if not configuration.is_given("broker.root"):
@@ -253,63 +234,59 @@ def broker(
     serve(
         BrokerService(settings),
         configuration.run.loop,
-        announcing(as_json=as_json),
+        announcing(as_json=flags.as_json),
         stops_with_input=stop_with_input,
     )
 
 
-@app.command(
-    epilog="Examples:\n\n"
-    "  orbitmq namesrv\n\n"
-    "  orbitmq namesrv --port 9877 --data /var/lib/orbitmq/namesrv --log-format json"
+@plain_command(
+    app,
+    "namesrv",
+    examples=(
+        "orbitmq namesrv",
+        "orbitmq namesrv --port 9877 --data /var/lib/orbitmq/namesrv --log-format json",
+    ),
 )
 def namesrv(
+    flags: options.ServerFlags,
     data: Annotated[
         Path | None,
         typer.Option(
             "--data", "-d", metavar="FOLDER", help="Where it keeps its configuration; else nowhere."
         ),
     ] = None,
-    host: options.Host = None,
     port: Annotated[
         int | None,
         typer.Option(
             "--port", min=0, max=options.LAST_PORT, help="9876 by default; 0: any free one."
         ),
     ] = None,
-    insecure: options.Insecure = None,
-    log_level: options.Level = None,
-    log_format: options.Format = None,
-    loop: options.LoopChoice = None,
-    config: options.ConfigFile = None,
-    words: options.Words = None,
-    as_json: options.AsJson = False,
 ) -> None:
     """Start a name server."""
-    configuration = options.configured(
-        config,
-        words,
+    configuration = flags.configuration(
         {
             "--data": ("namesrv.home", data),
-            "--host": ("namesrv.host", host),
+            "--host": ("namesrv.host", flags.host),
             "--port": ("namesrv.port", port),
-            **options.shared(insecure, log_level, log_format, loop),
-        },
+        }
     )
     settings = configuration.name_server
     warnings = check_name_server(settings, is_accepted=configuration.run.insecure)
     set_up_logging(configuration.log)
     _warn(warnings)
     service = NameServerService(settings)
-    serve(service, configuration.run.loop, announcing(as_json=as_json))
+    serve(service, configuration.run.loop, announcing(as_json=flags.as_json))
 
 
-@config_app.command(
+@plain_command(
+    config_app,
     "show",
-    epilog="Examples:\n\n"
-    "  orbitmq config show --config orbitmq.toml\n\n"
-    "  orbitmq config show broker.store.flush --describe\n\n"
-    "  ORBITMQ_BROKER_PORT=0 orbitmq config show --changed --json | jq -r .setting",
+    examples=(
+        "orbitmq config show --config orbitmq.toml",
+        "orbitmq config show broker.store.flush --describe",
+        "ORBITMQ_BROKER_PORT=0 orbitmq config show --changed --json | jq -r .setting",
+    ),
+    prints=SettingRecord,
 )
 def config_show(
     under: Annotated[
@@ -337,9 +314,6 @@ def config_show(
     )
     for line in lines:
         typer.echo(line)
-
-
-config_show.prints = SettingRecord  # type: ignore[attr-defined]  # for the documentation
 
 
 #: The time limit for a broker process from its start to listening, recovery included.

@@ -699,28 +699,49 @@ StopWithInput: TypeAlias = Annotated[
 ]
 
 
-def shared(
-    insecure: bool | None,
-    log_level: LogLevel | None,
-    log_format: LogFormat | None,
-    loop: Loop | None,
-) -> dict[str, tuple[str, Any]]:
-    """The shared flags of server commands, as `configured` takes them."""
-    return {
-        "--insecure": ("run.insecure", insecure),
-        "--log-level": ("log.level", log_level),
-        "--log-format": ("log.format", log_format),
-        "--loop": ("run.loop", loop),
-    }
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """The flags of every server."""
+
+    log_level: Level = None
+    log_format: Format = None
+    loop: LoopChoice = None
+    config: ConfigFile = None
+    words: Words = None
+    as_json: AsJson = False
+
+    def configuration(self, flags: Mapping[str, tuple[str, Any]]) -> Configuration:
+        """The settings in force. `flags` maps a flag to the path of its setting and its value.
+
+        A flag may stand for several settings, joined by `+`; None is a flag that was not given.
+        """
+        given = {
+            "--log-level": ("log.level", self.log_level),
+            "--log-format": ("log.format", self.log_format),
+            "--loop": ("run.loop", self.loop),
+        }
+        return configured(self.config, self.words, {**flags, **given})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Address:
+    host: Host = None
+    insecure: Insecure = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags(RunFlags, _Address):
+    """The flags of brokers and name servers."""
+
+    def configuration(self, flags: Mapping[str, tuple[str, Any]]) -> Configuration:
+        """As in every server, with `--insecure`."""
+        return super().configuration({"--insecure": ("run.insecure", self.insecure), **flags})
 
 
 def configured(
     config: Path | None, words: list[str] | None, flags: Mapping[str, tuple[str, Any]]
 ) -> Configuration:
-    """The settings in force. `flags` maps a flag to the path of its setting and its value or None.
-
-    A flag may stand for several settings, joined by `+`.
-    """
+    """The settings in force by flags, environment, file and defaults."""
     given = {
         path: (as_text(value), flag)
         for flag, (paths, value) in flags.items()

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
+from orbitmq.cli.application import section
 from orbitmq.cli.cluster import BrokerRecord
-from orbitmq.cli.command import Session, command, seconds, section
+from orbitmq.cli.command import Session, command, seconds
 from orbitmq.cli.groups import CallTimesRecord, QueueProgressRecord, call_times_of
 from orbitmq.cli.main import Misused
 from orbitmq.cli.output import (

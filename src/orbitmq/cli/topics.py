@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from orbitmq.cli.command import Broker, ClusterName, Session, TopicName, command, section, unknown
+from orbitmq.cli.application import section
+from orbitmq.cli.command import Broker, ClusterName, Session, TopicName, command, unknown
 from orbitmq.cli.main import CommandError, Misused
 from orbitmq.cli.output import Columns, count, rate, size
 from orbitmq.client.admin.admin import AsyncAdmin
