@@ -231,7 +231,8 @@ def describe_record(record: type, above: str = "") -> Iterator[FieldDescription]
             continue
         path = f"{above}{each.name}"
         kind, inner, is_list = _kind(declared[each.name])
-        yield FieldDescription(path, kind, comments.get(each.name, ""))
+        meaning = comments.get(each.name, "").replace("None", "null")
+        yield FieldDescription(path, kind, meaning)
         if inner is not None:
             yield from describe_record(inner, f"{path}{'[]' if is_list else ''}.")
 

@@ -26,7 +26,7 @@ def load(
 
 
 def origin(configuration: Configuration, path: str) -> tuple[object, str]:
-    (row,) = [row for row in configuration.rows() if row.path == path]
+    (row,) = [row for row in configuration.rows() if row.setting == path]
     return row.value, row.origin
 
 
@@ -84,8 +84,8 @@ def test_every_default_passes_through_every_origin_unchanged(file):
             text = ",".join(str(each) for each in row.value)
         else:
             text = str(row.value)
-        if ".tls." not in row.path:
-            words[row.path] = text
+        if ".tls." not in row.setting:
+            words[row.setting] = text
 
     again = load(*(f"{path}={text}" for path, text in words.items()))
 

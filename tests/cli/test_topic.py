@@ -94,7 +94,9 @@ def test_what_takes_something_away_needs_a_yes_without_a_terminal(cluster, cli):
     cluster.create_topic("guarded", queues=4)
 
     deleting = cli.refusal("topic", "delete", "guarded", code=2)
-    hiding = cli.refusal("topic", "update", "guarded", "--read-queues", "2", code=2)
+    hiding = cli.refusal(
+        "topic", "update", "guarded", "--queues", "8", "--read-queues", "2", code=2
+    )
     closing = cli.refusal("topic", "update", "guarded", "--permission", "r", code=2)
     growing = cli.record("topic", "update", "guarded", "--queues", "5")
 

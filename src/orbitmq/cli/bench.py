@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import functools
 import importlib.util
-import json
 import math
 import os
 import struct
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,7 +20,7 @@ import typer
 
 from orbitmq.cli.application import section
 from orbitmq.cli.command import Session, check_positive, command, seconds
-from orbitmq.cli.main import FAILED, CommandError, Misused
+from orbitmq.cli.main import FAILED, Misused
 from orbitmq.cli.output import count, rate, size
 from orbitmq.cli.output import size as size_of
 from orbitmq.client.admin.admin import AsyncAdmin
@@ -774,60 +772,19 @@ def draw(records: Sequence[BenchRecord], path: Path, title: str) -> None:
     plt.close(figure)
 
 
-_START_DEADLINE = 60.0
-_STOP_DEADLINE = 20.0
-
-
 @contextlib.asynccontextmanager
 async def embedded_cluster() -> AsyncIterator[str]:
     """The name server's address of a temporary cluster in a child process."""
+    from orbitmq.cli.servers import ServerProcess  # noqa: PLC0415  # slow to import
+
+    # Settings in the environment are for other brokers.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ORBITMQ_")}
+    process = ServerProcess("the broker to measure", environment)
     with tempfile.TemporaryDirectory(prefix="orbitmq-bench-") as folder:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "orbitmq.cli", "up", "--json", "--data", folder),
-            *("--namesrv-port", "0", "--broker-port", "0"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            # Settings in the environment are for other brokers.
-            env={k: v for k, v in os.environ.items() if not k.startswith("ORBITMQ_")},
-            # Ctrl-C goes to this process, which stops the child.
-            start_new_session=True,
-        )
         try:
-            async with asyncio.timeout(_START_DEADLINE):
-                address = await _name_server(process)
-        except TimeoutError:
-            await _end(process)
-            raise CommandError(
-                f"the broker to measure was not ready within {_START_DEADLINE:g} s"
-            ) from None
-        except BaseException:
-            await _end(process)
-            raise
-        try:
-            yield address
+            await process.start(
+                *("up", "--data", folder, "--namesrv-port", "0", "--broker-port", "0")
+            )
+            yield next(each.address for each in process.listening if each.role == "name server")
         finally:
-            await _end(process)
-
-
-async def _name_server(process: asyncio.subprocess.Process) -> str:
-    address = ""
-    if process.stdout is not None:
-        async for line in process.stdout:
-            told = json.loads(line)
-            if told["event"] == "ready":
-                return address
-            if told.get("role") == "name server":
-                address = str(told["address"])
-    raise CommandError("the broker to measure ended by itself before it was ready")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(_STOP_DEADLINE):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+            await process.stop()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeAlias
 
 import typer
 from typer.models import OptionInfo
@@ -40,6 +40,9 @@ from orbitmq.client.settings import ClientSettings, split_name_servers
 from orbitmq.errors import MessageRefused, OrbitError, SettingError
 from orbitmq.parsing import Duration, NotAllowed, duration_of, kind_of, moment
 from orbitmq.wire.command import Credentials
+
+if TYPE_CHECKING:
+    from orbitmq.remoting.tls import ClientTls
 
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 _PANEL = "Connection"
@@ -129,25 +132,34 @@ class Connection:
         """
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise Misused(f"--timeout must be a number of seconds above 0, got {self.timeout!r}")
-        if (self.access_key is None) != (self.secret_key is None):
-            missing = "--secret-key" if self.secret_key is None else "--access-key"
-            raise Misused(f"--access-key and --secret-key go together; {missing} is missing")
-        credentials = None
-        if self.access_key is not None and self.secret_key is not None:
-            credentials = Credentials(access_key=self.access_key, secret_key=self.secret_key)
-        context = None
-        if self.tls or self.tls_ca is not None or self.tls_unverified:
-            from orbitmq.remoting.tls import ClientTls  # noqa: PLC0415  # rarely used
-
-            context = ClientTls(authority=self.tls_ca, verify=not self.tls_unverified).context()
+        tls = self.tls_settings
         servers = _servers(self.name_server or [DEFAULT_NAME_SERVER], counting)
         return ClientSettings(
             name_servers=servers or (DEFAULT_NAME_SERVER,),
-            credentials=credentials,
-            tls=context,
+            credentials=self.credentials,
+            tls=None if tls is None else tls.context(),
             request_timeout=self.timeout,
             stop_timeout=min(self.timeout, 3.0),
         )
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """The account. Raises `Misused` for half of one."""
+        if self.access_key is None and self.secret_key is None:
+            return None
+        if self.access_key is None or self.secret_key is None:
+            missing = "--secret-key" if self.secret_key is None else "--access-key"
+            raise Misused(f"--access-key and --secret-key go together; {missing} is missing")
+        return Credentials(access_key=self.access_key, secret_key=self.secret_key)
+
+    @property
+    def tls_settings(self) -> ClientTls | None:
+        """How TLS is spoken; None: not at all."""
+        if not (self.tls or self.tls_ca is not None or self.tls_unverified):
+            return None
+        from orbitmq.remoting.tls import ClientTls  # noqa: PLC0415  # rarely used
+
+        return ClientTls(authority=self.tls_ca, verify=not self.tls_unverified)
 
 
 def _servers(given: Sequence[str], counting: str | None) -> tuple[str, ...]:

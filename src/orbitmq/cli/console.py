@@ -15,7 +15,7 @@ from orbitmq.cli import settings as options
 from orbitmq.cli.application import plain_command, section
 from orbitmq.cli.command import Connection, check_positive
 from orbitmq.cli.main import CommandError, PortTaken, SettingRefused
-from orbitmq.cli.servers import Listening, announcing, serve
+from orbitmq.cli.servers import Listening, Service, announcing, serve
 from orbitmq.cli.settings import set_up_logging
 from orbitmq.console.app import Console
 from orbitmq.console.errors import CannotListen, ConsoleError, HistoryUnusable
@@ -113,7 +113,7 @@ def console(
     serve(ConsoleService(settings), configuration.run.loop, announcing(as_json=flags.as_json))
 
 
-class ConsoleService:
+class ConsoleService(Service):
     """A console in this process."""
 
     def __init__(
@@ -154,9 +154,6 @@ class ConsoleService:
 
     async def until_failed(self) -> CommandError:
         return CommandError(await self._console.until_ended())
-
-    def kill(self) -> None:
-        """Nothing to kill."""
 
 
 def _settings(**fields: object) -> ConsoleSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,8 +29,11 @@ from orbitmq.client.admin.groups import (
     GroupSettings,
     GroupState,
     GroupSummary,
+    TopicLag,
 )
 from orbitmq.client.admin.members import (
+    ClientConnection,
+    GroupSubscription,
     RunningInfo,
     TopicConsumption,
 )
@@ -52,17 +55,6 @@ from orbitmq.parsing import fill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicLagRecord:
-    """How far a group is behind in a topic."""
-
-    topic: str
-    lag: int  #: messages
-    lag_seconds: float | None  #: age of the oldest message that waits; null when not asked for
-    queues: int
-    consume_rate: float  #: messages per second that it pulls, over the last minute
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """A group."""
 
@@ -75,7 +67,7 @@ class GroupRecord:
     members: int | None  #: null with --quick
     brokers: tuple[str, ...]
     is_uniform: bool  #: whether all brokers have the same settings
-    topics: tuple[TopicLagRecord, ...]
+    topics: tuple[TopicLag, ...]
 
     @classmethod
     def of(cls, group: GroupSummary) -> GroupRecord:
@@ -104,25 +96,6 @@ class GroupSettingsRecord:
             fill(cls, each, broker=broker, consume_timeout_seconds=each.consume_timeout)
             for broker, each in sorted(settings.items())
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRecord:
-    """A member of a group."""
-
-    client_id: str
-    address: str  #: as seen by the broker
-    language: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionRecord:
-    """A subscription of a group."""
-
-    topic: str
-    expression: str
-    expression_type: str  #: TAG or SQL92
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +168,8 @@ class GroupDetailsRecord:
     consume_type: str | None = None  #: push, pull or pop; null while no member is online
     model: str | None = None  #: clustering or broadcasting
     consume_from: str | None = None
-    members: tuple[ClientRecord, ...]
-    subscriptions: tuple[SubscriptionRecord, ...] = ()
+    members: tuple[ClientConnection, ...]
+    subscriptions: tuple[GroupSubscription, ...] = ()
     settings: tuple[GroupSettingsRecord, ...]
     queues: tuple[QueueProgressRecord, ...]
     #: Empty without calls in the last minute, and when all members are other clients.
@@ -270,7 +243,7 @@ class MemberRecord:
     is_orderly: bool
     cached_messages: int
     queues: tuple[OwnedQueueRecord, ...]
-    subscriptions: tuple[SubscriptionRecord, ...]
+    subscriptions: tuple[GroupSubscription, ...]
     topics: tuple[ConsumptionRecord, ...]
     properties: Mapping[str, str]  #: its settings, as it names them
     stack: str | None  #: the stacks of its threads, with --stack
@@ -443,7 +416,7 @@ def _print_details(
         empty="not reported" if record.members else "no member is online",
     )
     out.table(
-        Columns[ClientRecord]()
+        Columns[ClientConnection]()
         .text("client", lambda each: each.client_id)
         .text("address", lambda each: each.address)
         .text("language", lambda each: each.language)
@@ -453,7 +426,7 @@ def _print_details(
         empty="no member is online",
     )
     out.table(
-        Columns[SubscriptionRecord]()
+        Columns[GroupSubscription]()
         .text("topic", lambda each: each.topic)
         .text("type", lambda each: each.expression_type)
         .text("expression", lambda each: each.expression),
@@ -586,29 +559,56 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-MaxRetries = Annotated[
-    int | None,
-    typer.Option(
-        "--max-retries", min=0, help="Attempts after the first, then it is a dead letter."
-    ),
-]
-RetryQueues = Annotated[
-    int | None,
-    typer.Option("--retry-queues", min=0, help="Queues of its retry topic on each broker."),
-]
-Orderly = Annotated[
-    bool | None, typer.Option("--orderly/--concurrent", help="Whether it consumes in order.")
-]
-MayBroadcast = Annotated[
-    bool | None,
-    typer.Option("--broadcast/--no-broadcast", help="Whether members may consume everything each."),
-]
-ConsumeTimeout = Annotated[
-    str | None,
-    typer.Option(
-        "--consume-timeout", metavar="DURATION", help="How long a handler may take, as 15m."
-    ),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingFlags:
+    """The flags for the settings of a group."""
+
+    max_retries: Annotated[
+        int | None,
+        typer.Option(
+            "--max-retries", min=0, help="Attempts after the first, then it is a dead letter."
+        ),
+    ] = None
+    retry_queues: Annotated[
+        int | None,
+        typer.Option("--retry-queues", min=0, help="Queues of its retry topic on each broker."),
+    ] = None
+    orderly: Annotated[
+        bool | None, typer.Option("--orderly/--concurrent", help="Whether it consumes in order.")
+    ] = None
+    may_broadcast: Annotated[
+        bool | None,
+        typer.Option(
+            "--broadcast/--no-broadcast", help="Whether members may consume everything each."
+        ),
+    ] = None
+    consume_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--consume-timeout", metavar="DURATION", help="How long a handler may take, as 15m."
+        ),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """The settings that were given, by their names in `admin.groups.create`."""
+        timeout = self.consume_timeout
+        values = {
+            "max_retries": self.max_retries,
+            "retry_queues": self.retry_queues,
+            "orderly": self.orderly,
+            "may_broadcast": self.may_broadcast,
+            "consume_timeout": None if timeout is None else seconds(timeout, "--consume-timeout"),
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_SETTING_NAMES = {
+    "max_retries": "max retries",
+    "retry_queues": "retry queues",
+    "orderly": "in order",
+    "may_broadcast": "may broadcast",
+    "consume_timeout": "handler may take",
+}
 
 
 @command(
@@ -624,11 +624,7 @@ ConsumeTimeout = Annotated[
 async def create(
     session: Session,
     group: GroupName,
-    max_retries: MaxRetries = None,
-    retry_queues: RetryQueues = None,
-    orderly: Orderly = None,
-    may_broadcast: MayBroadcast = None,
-    consume_timeout: ConsumeTimeout = None,
+    flags: SettingFlags,
     broker: Broker = None,
     cluster: ClusterName = None,
     if_missing: Annotated[
@@ -656,30 +652,23 @@ async def create(
             f"{', '.join(lacking)} as well: orbitmq group create {group} {named}"
         )
     usual = before[min(before)] if before else GroupSettings(group)
-    wanted = GroupSettings(
-        group,
-        max_retries=usual.max_retries if max_retries is None else max_retries,
-        retry_queues=usual.retry_queues if retry_queues is None else retry_queues,
-        is_orderly=usual.is_orderly if orderly is None else orderly,
-        may_broadcast=usual.may_broadcast if may_broadcast is None else may_broadcast,
-        is_enabled=usual.is_enabled,
-        consume_timeout=usual.consume_timeout
-        if consume_timeout is None
-        else seconds(consume_timeout, "--consume-timeout"),
-    )
+    wanted = {
+        "max_retries": usual.max_retries,
+        "retry_queues": usual.retry_queues,
+        "orderly": usual.is_orderly,
+        "may_broadcast": usual.may_broadcast,
+        "consume_timeout": usual.consume_timeout,
+        **flags.given(),
+    }
     if session.is_dry_run:
-        planned = f"{_described(wanted)}, on {', '.join(lacking)}"
+        planned = (
+            f"max retries {wanted['max_retries']}, retry queues {wanted['retry_queues']}, "
+            f"{'in order' if wanted['orderly'] else 'concurrent'}, on {', '.join(lacking)}"
+        )
         _tell(session, change_of("would be created", group, {}, planned))
         return
     after = await session.admin.groups.create(
-        group,
-        max_retries=wanted.max_retries,
-        retry_queues=wanted.retry_queues,
-        orderly=wanted.is_orderly,
-        may_broadcast=wanted.may_broadcast,
-        enabled=wanted.is_enabled,
-        consume_timeout=wanted.consume_timeout,
-        brokers=lacking,
+        group, enabled=usual.is_enabled, brokers=lacking, **wanted
     )
     _tell(session, change_of("created", group, after))
 
@@ -697,39 +686,20 @@ async def create(
 async def update(
     session: Session,
     group: GroupName,
-    max_retries: MaxRetries = None,
-    retry_queues: RetryQueues = None,
-    orderly: Orderly = None,
-    may_broadcast: MayBroadcast = None,
-    consume_timeout: ConsumeTimeout = None,
+    flags: SettingFlags,
     broker: Broker = None,
 ) -> None:
     """Change settings of a group and leave the others."""
-    timeout = None if consume_timeout is None else seconds(consume_timeout, "--consume-timeout")
-    changes = {
-        "max retries": max_retries,
-        "retry queues": retry_queues,
-        "in order": orderly,
-        "may broadcast": may_broadcast,
-        "handler may take": timeout,
-    }
-    words = [f"{name} {value}" for name, value in changes.items() if value is not None]
-    if not words:
+    changes = flags.given()
+    if not changes:
         raise Misused("nothing to change: give --max-retries or another setting")
     if session.is_dry_run:
         await session.masters(broker)
         before = await session.admin.groups.settings(group)
-        _tell(session, change_of("would be changed", group, before, ", ".join(words)))
+        words = ", ".join(f"{_SETTING_NAMES[name]} {value}" for name, value in changes.items())
+        _tell(session, change_of("would be changed", group, before, words))
         return
-    after = await session.admin.groups.update(
-        group,
-        max_retries=max_retries,
-        retry_queues=retry_queues,
-        orderly=orderly,
-        may_broadcast=may_broadcast,
-        consume_timeout=timeout,
-        brokers=broker or None,
-    )
+    after = await session.admin.groups.update(group, brokers=broker or None, **changes)
     _tell(session, change_of("changed", group, after))
 
 
@@ -826,13 +796,6 @@ def _tell(session: Session, change: GroupChange) -> None:
     where = ", ".join(each.broker for each in change.settings)
     about = change.remark or (f"on {where}" if where else "")
     out.line(f"group {change.group} {change.result}{': ' + about if about else ''}")
-
-
-def _described(settings: GroupSettings) -> str:
-    return (
-        f"max retries {settings.max_retries}, retry queues {settings.retry_queues}, "
-        f"{'in order' if settings.is_orderly else 'concurrent'}"
-    )
 
 
 # Moving progress. A plan names the offset of every queue; the plan that was shown is the one that

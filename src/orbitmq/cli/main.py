@@ -158,13 +158,6 @@ class ProcessEnded(CommandError):
         super().__init__(f"{name} ended unexpectedly ({self.how}); everything was stopped")
 
 
-class AllEnded(CommandError):
-    """The last of several broker processes has ended unexpectedly."""
-
-    def __init__(self, last: ProcessEnded) -> None:
-        super().__init__(f"{last.name} ended unexpectedly ({last.how}); no broker is left")
-
-
 class NotStopped(CommandError):
     """A server process did not shut down gracefully."""
 

@@ -272,27 +272,10 @@ async def browse(
         raise Misused("--cursor goes on page by page; give a --limit with it")
     if choice.offset is not None:
         cursor = await _cursor_at(session, choice, queues, cursor, newest=newest)
-    if limit == 0:
-        found = (
-            _walked(session, topic, cursor)
-            if cursor is not None
-            else session.admin.messages.browse(
-                topic,
-                since=since,
-                until=until,
-                queues=queues,
-                newest_first=newest,
-                expression=expression,
-                expression_type=kind,
-            )
-        )
-        if not await _list(session, found, 0):
-            _print(session, ())
-        return
     page = await session.admin.messages.page(
         topic,
         cursor=cursor,
-        size=limit,
+        size=limit or _TABLE,
         since=since,
         until=until,
         queues=queues,
@@ -301,6 +284,10 @@ async def browse(
         expression_type=kind,
     )
     _print(session, page.messages)
+    while limit == 0 and page.cursor is not None:
+        page = await session.admin.messages.page(topic, cursor=page.cursor, size=_TABLE)
+        if page.messages:
+            _print(session, page.messages)
     if page.cursor is not None:
         session.out.note(f"there is more: --cursor {page.cursor}")
 
@@ -327,17 +314,6 @@ async def _cursor_at(
         expression=expression,
         expression_type=kind,
     )
-
-
-async def _walked(
-    session: Session, topic: str, cursor: str | None
-) -> AsyncIterator[ReceivedMessage]:
-    """All messages from a cursor on, page by page."""
-    while cursor is not None:
-        page = await session.admin.messages.page(topic, cursor=cursor, size=_TABLE)
-        for message in page.messages:
-            yield message
-        cursor = page.cursor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

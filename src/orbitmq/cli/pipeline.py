@@ -688,22 +688,14 @@ def _supervised(
 
 
 def _made_run(spark: SparkSession, given: Given, connection: Connection, drain_file: Path) -> Run:
-    from orbitmq.client.ranges.connections import ClientTls, Credentials  # noqa: PLC0415
     from orbitmq.spark.pipelines.run import Run  # noqa: PLC0415
 
-    credentials = tls = None
-    if connection.access_key is not None and connection.secret_key is not None:
-        credentials = Credentials(
-            access_key=connection.access_key, secret_key=connection.secret_key
-        )
-    if connection.tls or connection.tls_ca is not None or connection.tls_unverified:
-        tls = ClientTls(authority=connection.tls_ca, verify=not connection.tls_unverified)
     return Run(
         spark,
         name=given.name,
         name_server=split_name_servers(connection.name_server or DEFAULT_NAME_SERVER),
-        credentials=credentials,
-        tls=tls,
+        credentials=connection.credentials,
+        tls=connection.tls_settings,
         checkpoint=given.checkpoint,
         once=given.once,
         trigger=given.trigger,

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -24,7 +24,6 @@ from orbitmq.broker.settings import WILDCARDS, BrokerSettings
 from orbitmq.cli import settings as options
 from orbitmq.cli.application import plain_command, section
 from orbitmq.cli.main import (
-    AllEnded,
     CommandError,
     Exposed,
     NotStopped,
@@ -42,6 +41,7 @@ from orbitmq.cli.settings import (
     show,
 )
 from orbitmq.client.settings import ClientSettings
+from orbitmq.client.signals import unless
 from orbitmq.cluster import Cluster
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
@@ -324,7 +324,28 @@ _INTRODUCTION = 3.0
 _STOP_DEADLINE = 30.0
 
 
-class NameServerService:
+class Service:
+    """What `serve` starts, announces and stops."""
+
+    async def start(self) -> None:
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        raise NotImplementedError
+
+    def listening(self) -> Sequence[Listening]:
+        raise NotImplementedError
+
+    async def until_failed(self) -> CommandError:
+        """Returns when a part of it has ended unexpectedly; by default never."""
+        waits: asyncio.Future[CommandError] = asyncio.get_running_loop().create_future()
+        return await waits
+
+    def kill(self) -> None:
+        """Kill child processes, if it has any."""
+
+
+class NameServerService(Service):
     """A name server in this process."""
 
     def __init__(self, settings: NameServerSettings) -> None:
@@ -339,14 +360,8 @@ class NameServerService:
     def listening(self) -> Sequence[Listening]:
         return (_name_server(self._server),)
 
-    async def until_failed(self) -> CommandError:
-        return await _never()
 
-    def kill(self) -> None:
-        """Nothing to kill."""
-
-
-class BrokerService:
+class BrokerService(Service):
     """A broker in this process."""
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -366,14 +381,8 @@ class BrokerService:
     def listening(self) -> Sequence[Listening]:
         return _broker(self._settings, self._broker)
 
-    async def until_failed(self) -> CommandError:
-        return await _never()
 
-    def kill(self) -> None:
-        """Nothing to kill."""
-
-
-class ClusterService:
+class ClusterService(Service):
     """A name server and a broker in this process."""
 
     def __init__(self, name_server: NameServerSettings, broker: BrokerSettings) -> None:
@@ -400,14 +409,8 @@ class ClusterService:
         (broker,) = self._cluster.brokers
         return (_name_server(self._cluster.name_server), *_broker(self._settings, broker))
 
-    async def until_failed(self) -> CommandError:
-        return await _never()
 
-    def kill(self) -> None:
-        """Nothing to kill."""
-
-
-class ProcessesService:
+class ProcessesService(Service):
     """A name server in this process, and a process for each broker."""
 
     def __init__(
@@ -422,16 +425,21 @@ class ProcessesService:
         """
         self._cluster = Cluster(name_server)
         self._others = tuple(name_servers)
-        self._processes = [BrokerProcess(name, each) for name, each in brokers.items()]
+        self._processes = [
+            ServerProcess(name, {**os.environ, **each}) for name, each in brokers.items()
+        ]
 
     async def start(self) -> None:
         try:
             await self._cluster.start()
         except ListenFailed as error:
             raise PortTaken(error, "--namesrv-port") from error
-        name_servers = (str(self._cluster.name_server_address), *self._others)
+        name_servers = ",".join((str(self._cluster.name_server_address), *self._others))
         try:
-            await _all(process.start(name_servers) for process in self._processes)
+            await _all(
+                process.start("broker", "--name-server", name_servers)
+                for process in self._processes
+            )
             await self._cluster.until_registered(process.name for process in self._processes)
         except BaseException:
             await self.stop()
@@ -458,15 +466,15 @@ class ProcessesService:
                     "Ctrl-C and run the same command again, which recovers its messages",
                     *(ended.name, ended.how),
                 )
-        return AllEnded(ended)
+        return CommandError(f"{ended.name} ended unexpectedly ({ended.how}); no broker is left")
 
     def kill(self) -> None:
         for process in self._processes:
             process.kill()
 
 
-class BrokerProcess:
-    """`orbitmq broker` as a child process, which reports its addresses on standard output.
+class ServerProcess:
+    """A server as a child process, which reports its addresses on standard output.
 
     It stops when its standard input ends, so that it never outlives this process.
     """
@@ -477,14 +485,13 @@ class BrokerProcess:
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, name_servers: Sequence[str]) -> None:
+    async def start(self, *words: str) -> None:
         """Start it and wait until it listens. Raises `CommandError`."""
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "orbitmq.cli", "broker", "--json", "--stop-with-input"),
-            *("--name-server", ",".join(name_servers)),
+            *(sys.executable, "-m", "orbitmq.cli", *words, "--json", "--stop-with-input"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **self._environment},
+            env=self._environment,
             # Ctrl-C goes to the parent, which stops the children.
             start_new_session=True,
         )
@@ -553,11 +560,6 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
             raise outcome
 
 
-async def _never() -> CommandError:
-    waits: asyncio.Future[CommandError] = asyncio.get_running_loop().create_future()
-    return await waits
-
-
 # Running a service. The first Ctrl-C or SIGTERM shuts it down gracefully: requests are answered,
 # everything is saved. During the start it cancels the start, and recovery is repeated next time. A
 # second signal kills the process; acknowledged messages are as safe as after a crash.
@@ -576,22 +578,6 @@ class Listening:
     name: str
     address: str
     folder: str | None = None
-
-
-class Service(Protocol):
-    """What `serve` starts, announces and stops."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def listening(self) -> Sequence[Listening]: ...
-
-    async def until_failed(self) -> CommandError:
-        """Returns when a part of it has ended unexpectedly."""
-
-    def kill(self) -> None:
-        """Kill child processes."""
 
 
 def serve(
@@ -631,7 +617,7 @@ async def _serve(
     try:
         if not wanted.is_set():
             announce(service.listening())
-        failure = await _first(wanted, service)
+        failure = await unless(wanted, service.until_failed())
     finally:
         await service.stop()
     if failure is not None:
@@ -651,18 +637,6 @@ async def _started(wanted: asyncio.Event, service: Service) -> bool:
         return False
     start.result()
     return True
-
-
-async def _first(wanted: asyncio.Event, service: Service) -> CommandError | None:
-    """Wait for a signal, or return the failure."""
-    stop = asyncio.create_task(wanted.wait())
-    failed = asyncio.create_task(service.until_failed())
-    await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if failed.done():
-        return failed.result()
-    failed.cancel()
-    return None
 
 
 def _watch_input(loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
@@ -823,7 +797,7 @@ def _port(first: int | None, place: int) -> int | None:
     return first + PORT_STEP * place if first else first
 
 
-class WithConsole:
+class WithConsole(Service):
     """A service with a read-only web console on loopback, in the same process."""
 
     def __init__(

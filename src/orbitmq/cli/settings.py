@@ -147,6 +147,7 @@ def by_variable() -> Mapping[str, Setting]:
     return {setting.variable: setting for setting in all_settings().values()}
 
 
+@functools.cache
 def types_of(settings_class: type) -> Mapping[str, Any]:
     """The declared type of every field."""
     return typing.get_type_hints(settings_class, localns=_NAMES)
@@ -200,16 +201,6 @@ class Given:
     setting: Setting
     value: Any
     origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of `orbitmq config show`; secrets are hidden."""
-
-    path: str
-    value: Any
-    origin: str
-    variable: str
 
 
 class Configuration:
@@ -279,7 +270,7 @@ class Configuration:
     def run(self) -> RunSettings:
         return self._section("run", RunSettings)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[SettingRecord]:
         """Every setting with its value and origin."""
         built = {
             "broker": self.broker,
@@ -296,7 +287,7 @@ class Configuration:
                 value = _HIDDEN
             given = self._given.get(path)
             origin = DEFAULT if given is None else given.origin
-            yield Row(path, as_json(value), origin, setting.variable)
+            yield SettingRecord.of(setting, as_json(value), origin)
 
     def _section(self, section: str, settings_class: type[S]) -> S:
         given = [one for one in self._given.values() if one.setting.section == section]
@@ -403,7 +394,7 @@ def _refused(setting: Setting, value: Any, origin: str) -> SettingRefused:
 
 
 def _build(
-    settings_class: type[Any], defaults: Any, given: Sequence[Given], above: tuple[str, ...]
+    settings_class: type, defaults: Any, given: Sequence[Given], above: tuple[str, ...]
 ) -> Any:
     """The settings object with the given values; `defaults` itself without any."""
     if not given:
@@ -560,13 +551,13 @@ class SettingRecord:
     unit: str
 
     @classmethod
-    def of(cls, row: Row) -> SettingRecord:
-        described = describe(all_settings()[row.path])
+    def of(cls, setting: Setting, value: Any, origin: str) -> SettingRecord:
+        described = describe(setting)
         return cls(
-            setting=row.path,
-            value=row.value,
-            origin=row.origin,
-            variable=row.variable,
+            setting=setting.path,
+            value=value,
+            origin=origin,
+            variable=setting.variable,
             meaning=described.meaning,
             allowed=described.allowed,
             unit=described.unit,
@@ -588,14 +579,14 @@ def show(
     rows = [
         row
         for row in configuration.rows()
-        if _is_under(row.path, under) and (not only_changed or row.origin != DEFAULT)
+        if _is_under(row.setting, under) and (not only_changed or row.origin != DEFAULT)
     ]
     if under and not any(_is_under(path, under) for path in all_settings()):
         raise SettingRefused(
             f"no setting is {under!r} or below it; orbitmq config show lists all of them"
         )
     if as_json:
-        yield from (line_of(SettingRecord.of(row)) for row in rows)
+        yield from map(line_of, rows)
     elif with_descriptions:
         yield from _as_text(rows)
     else:
@@ -606,25 +597,24 @@ def _is_under(path: str, under: str) -> bool:
     return not under or path == under or path.startswith(under.rstrip(".") + ".")
 
 
-def _as_text(rows: Sequence[Row]) -> Iterator[str]:
+def _as_text(rows: Sequence[SettingRecord]) -> Iterator[str]:
     for row in rows:
-        described = describe(all_settings()[row.path])
-        yield f"{row.path} = {json.dumps(row.value, ensure_ascii=False)}  ({row.origin})"
-        for text in (described.meaning, f"{allowed(described)}; {row.variable}"):
+        yield f"{row.setting} = {json.dumps(row.value, ensure_ascii=False)}  ({row.origin})"
+        for text in (row.meaning, f"{allowed(row)}; {row.variable}"):
             yield from textwrap.wrap(
                 text, _TEXT_WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT
             )
 
 
-def allowed(described: Description) -> str:
+def allowed(described: Description | SettingRecord) -> str:
     """The allowed values with the unit."""
     unit = f" ({described.unit})" if described.unit else ""
     return f"{described.allowed}{unit}"
 
 
-def _as_table(rows: Sequence[Row]) -> Iterator[str]:
+def _as_table(rows: Sequence[SettingRecord]) -> Iterator[str]:
     cells = [("setting", "value", "origin")]
-    cells += [(row.path, json.dumps(row.value, ensure_ascii=False), row.origin) for row in rows]
+    cells += [(row.setting, json.dumps(row.value, ensure_ascii=False), row.origin) for row in rows]
     width = max(len(path) for path, _, _ in cells)
     for path, value, origin in cells:
         yield f"{path:<{width}}  {value:<{_VALUE_WIDTH}}  {origin}"

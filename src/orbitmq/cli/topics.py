@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -326,44 +326,49 @@ def _rate(incoming: Rate) -> str:
 #: The settings of a new topic without flags.
 _USUAL = TopicOnBroker("", DEFAULT_QUEUES, DEFAULT_QUEUES, Permission.READ_WRITE)
 
-Queues = Annotated[
-    int | None,
-    typer.Option(
-        "--queues",
-        "-q",
-        min=1,
-        max=MOST_QUEUES,
-        help="Queues on each broker, to write and read.",
-    ),
-]
-WriteQueues = Annotated[
-    int | None,
-    typer.Option(
-        "--write-queues",
-        min=1,
-        max=MOST_QUEUES,
-        help="Queues that producers use, if not --queues.",
-    ),
-]
-ReadQueues = Annotated[
-    int | None,
-    typer.Option(
-        "--read-queues",
-        min=1,
-        max=MOST_QUEUES,
-        help="Queues that consumers use, if not --queues.",
-    ),
-]
-PermissionText = Annotated[
-    str | None,
-    typer.Option("--permission", "-p", metavar="[rw|r|w|-]", help="What may be done with it."),
-]
-Ordered = Annotated[
-    bool | None,
-    typer.Option(
-        "--ordered/--unordered", help="Keep its queues in routes while a broker is away, too."
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingFlags:
+    """The flags for the settings of a topic."""
+
+    queues: Annotated[
+        int | None,
+        typer.Option(
+            "--queues",
+            "-q",
+            min=1,
+            max=MOST_QUEUES,
+            help="Queues on each broker, to write and read.",
+        ),
+    ] = None
+    write_queues: Annotated[
+        int | None,
+        typer.Option(
+            "--write-queues",
+            min=1,
+            max=MOST_QUEUES,
+            help="Queues that producers use, if not --queues.",
+        ),
+    ] = None
+    read_queues: Annotated[
+        int | None,
+        typer.Option(
+            "--read-queues",
+            min=1,
+            max=MOST_QUEUES,
+            help="Queues that consumers use, if not --queues.",
+        ),
+    ] = None
+    permission: Annotated[
+        str | None,
+        typer.Option("--permission", "-p", metavar="[rw|r|w|-]", help="What may be done with it."),
+    ] = None
+    ordered: Annotated[
+        bool | None,
+        typer.Option(
+            "--ordered/--unordered", help="Keep its queues in routes while a broker is away, too."
+        ),
+    ] = None
 
 
 @command(
@@ -380,11 +385,7 @@ Ordered = Annotated[
 async def create(
     session: Session,
     topic: TopicName,
-    queues: Queues = None,
-    write_queues: WriteQueues = None,
-    read_queues: ReadQueues = None,
-    permission: PermissionText = None,
-    ordered: Ordered = None,
+    flags: SettingFlags,
     message_type: Annotated[
         str | None,
         typer.Option(
@@ -426,9 +427,9 @@ async def create(
         )
     # All brokers should have the same settings.
     usual = _USUAL if before is None else before.brokers[0]
-    write_queues = _first(write_queues, queues, usual.write_queues)
-    read_queues = _first(read_queues, queues, usual.read_queues)
-    allowed = Permission(usual.permission & 6) if permission is None else Permission.of(permission)
+    write_queues = flags.write_queues or flags.queues or usual.write_queues
+    read_queues = flags.read_queues or flags.queues or usual.read_queues
+    allowed = Permission.of(usual.permission & 6 if flags.permission is None else flags.permission)
     if session.is_dry_run:
         planned = (
             f"{write_queues} queues to write and {read_queues} to read on each of "
@@ -441,7 +442,7 @@ async def create(
         write_queues=write_queues,
         read_queues=read_queues,
         permission=allowed,
-        ordered=usual.is_ordered if ordered is None else ordered,
+        ordered=usual.is_ordered if flags.ordered is None else flags.ordered,
         message_type=message_type or _type_of(usual),
         brokers=lacking,
     )
@@ -464,11 +465,7 @@ async def create(
 async def update(
     session: Session,
     topic: TopicName,
-    queues: Queues = None,
-    write_queues: WriteQueues = None,
-    read_queues: ReadQueues = None,
-    permission: PermissionText = None,
-    ordered: Ordered = None,
+    flags: SettingFlags,
     broker: Broker = None,
 ) -> None:
     """Change settings of a topic. A change that hides messages or stops clients needs consent.
@@ -476,8 +473,8 @@ async def update(
     To remove queues without losing messages: reduce --write-queues first, and --read-queues when
     consumers have finished the removed queues.
     """
-    given = (queues, write_queues, read_queues, permission, ordered)
-    if all(each is None for each in given):
+    changes = asdict(flags)
+    if all(each is None for each in changes.values()):
         raise Misused("nothing to change: give --queues, --permission or --ordered, for example")
     before = await session.admin.topics.get(topic)
     has = {each.broker for each in before.brokers}
@@ -487,21 +484,13 @@ async def update(
                 f"topic {topic!r} is not on {name}; make it there with: orbitmq topic create "
                 f"{topic} --broker {name}"
             )
-    losses = _losses(before, read_queues if queues is None else queues, permission, broker)
+    losses = _losses(before, flags.read_queues or flags.queues, flags.permission, broker)
     if session.is_dry_run:
         _tell(session, change_of("would be changed", topic, before, None, "; ".join(losses)))
         return
     if losses and not session.may(f"{'; '.join(losses)} of topic {topic!r}"):
         return
-    after = await session.admin.topics.update(
-        topic,
-        queues=queues,
-        write_queues=write_queues,
-        read_queues=read_queues,
-        permission=permission,
-        ordered=ordered,
-        brokers=broker or None,
-    )
+    after = await session.admin.topics.update(topic, brokers=broker or None, **changes)
     if broker:
         after = await session.admin.topics.get(topic)  # on all brokers, as before
     _tell(session, change_of("changed", topic, before, after))
@@ -536,11 +525,6 @@ def _type_of(topic: TopicOnBroker) -> str | None:
     """The message type, if a new topic can be created with it."""
     found = topic.attributes.get(MESSAGE_TYPE)
     return found if found in MESSAGE_TYPES else None
-
-
-def _first(*values: int | None) -> int:
-    """The first value that is not None."""
-    return next(value for value in values if value is not None)
 
 
 async def _before(admin: AsyncAdmin, topic: str) -> Topic | None:

@@ -68,14 +68,14 @@ class AsyncConfig:
         what = f"making {node.broker} {'' if writable else 'not '}writable"
         servers = self._asking.name_servers
         if writable:
-            done = await self._asking.change(
+            added = await self._asking.change(
                 what, servers, RequestCode.ADD_WRITE_PERM_OF_BROKER, header
             )
-            return max(each.header(AddWritePermResponse).add_topic_count for each in done.values())
-        done = await self._asking.change(
+            return max(each.header(AddWritePermResponse).add_topic_count for each in added.values())
+        wiped = await self._asking.change(
             what, servers, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header
         )
-        return max(each.header(WipeWritePermResponse).wipe_topic_count for each in done.values())
+        return max(each.header(WipeWritePermResponse).wipe_topic_count for each in wiped.values())
 
     async def clean_expired_queues(self, *brokers: str) -> tuple[str, ...]:
         """Make brokers delete queue entries of expired messages; returns the brokers' names."""
@@ -152,7 +152,7 @@ class AsyncConfig:
         header = PutKVConfigRequest(namespace=namespace, key=key, value=value)
 
         await self._asking.change(
-            f"keeping {namespace}/{key}",
+            f"storing {namespace}/{key}",
             self._asking.name_servers,
             RequestCode.PUT_KV_CONFIG,
             header,
@@ -163,7 +163,7 @@ class AsyncConfig:
         header = KVConfigRequest(namespace=namespace, key=key)
 
         await self._asking.change(
-            f"forgetting {namespace}/{key}",
+            f"deleting {namespace}/{key}",
             self._asking.name_servers,
             RequestCode.DELETE_KV_CONFIG,
             header,

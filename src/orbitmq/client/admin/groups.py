@@ -55,12 +55,7 @@ from orbitmq.wire.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
 )
-from orbitmq.wire.bodies import (
-    QueueProgress as QueueProgressBody,
-)
-from orbitmq.wire.bodies import (
-    QueueProgress as ToldProgress,
-)
+from orbitmq.wire.bodies import QueueProgress as QueueProgressBody
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import (
     DeleteGroupRequest,
@@ -286,25 +281,18 @@ class AsyncGroups:
 
     async def pause(self, group: str) -> dict[str, GroupSettings]:
         """Stop a group from pulling, on every broker; its members stay connected and wait."""
-        paused = await self.update(group, enabled=False)
-        log.info(
-            "group %s paused at %s",
-            group,
-            ", ".join(sorted(paused)),
-            extra={"group": group, "brokers": sorted(paused)},
-        )
-        return paused
+        return await self._switch(group, "paused", enabled=False)
 
     async def resume(self, group: str) -> dict[str, GroupSettings]:
         """Allow a group to pull again."""
-        resumed = await self.update(group, enabled=True)
-        log.info(
-            "group %s resumed at %s",
-            group,
-            ", ".join(sorted(resumed)),
-            extra={"group": group, "brokers": sorted(resumed)},
-        )
-        return resumed
+        return await self._switch(group, "resumed", enabled=True)
+
+    async def _switch(self, group: str, what: str, *, enabled: bool) -> dict[str, GroupSettings]:
+        after = await self.update(group, enabled=enabled)
+        brokers = sorted(after)
+        extra = {"group": group, "brokers": brokers}
+        log.info("group %s %s at %s", group, what, ", ".join(brokers), extra=extra)
+        return after
 
     async def check_offline(self, group: str) -> None:
         """Raises `BadRequest` when members of the group are online, as `delete` does."""
@@ -573,9 +561,9 @@ class TopicLag:
     """How far a group is behind in a topic."""
 
     topic: str
-    lag: int
+    lag: int  #: messages
     queues: int
-    consume_rate: float
+    consume_rate: float  #: messages per second that it pulls, over the last minute
     #: Age of the oldest message that waits; 0 without lag, None when not asked for.
     lag_seconds: float | None = None
 
@@ -999,7 +987,7 @@ class ProgressQueries:
         bounds = {} if stats is None else stats.offset_table
         return ConsumeStats(
             offset_table={
-                queue: ToldProgress(
+                queue: QueueProgressBody(
                     broker_offset=each.max_offset,
                     consumer_offset=each.min_offset,
                     pull_offset=each.min_offset,
