@@ -89,22 +89,6 @@ def test_an_embedded_broker_is_measured_without_any_cluster(cli):
     assert '"messages":50,' in ran.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("produce", "t", "--rate", "0"), "--rate must be a number above 0"),
-        (("produce", "t", "--seconds", "0"), "--seconds must be longer than nothing"),
-        (("produce", "t", "--seconds", "x"), "--seconds must be a duration"),
-        (("produce", "t", "--plot", "x.bmp"), "--plot must end in .svg, .png or .pdf"),
-        (("produce", "t", "--size", "100000", "--batch", "100"), "--size times --batch"),
-        (("end-to-end", "t", "--size", "4"), "--size must be 16 or more"),
-        (("consume", "t", "--embedded"), "bench end-to-end --embedded"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_in_a_sentence(cli, words, expected):
-    assert expected in cli.refusal("bench", *words, code=2)
-
-
 @given(st.lists(st.floats(1e-7, 100.0), min_size=1, max_size=200), st.floats(0.01, 1.0))
 def test_a_percentile_is_at_most_a_little_above_the_truth(values, share):
     times = Times()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 from orbitmq.cli.application import WORDS
-from tests.support.command import DEADLINE, environment, run
+from tests.support.command import environment
 from tests.support.nursery import Nursery
 from tools.cli_docs import Command, commands
 
@@ -62,34 +60,6 @@ def test_every_flag_of_every_command_is_suggested(nursery):
         assert told - known <= {"--help", "-h"}, command.name
     assert len(COMMANDS) > 40
     assert asked > 400
-
-
-def test_bash_completes_with_the_script_that_it_is_given(tmp_path):
-    script = tmp_path / "completion.sh"
-    script.write_text(run(env={"_ORBITMQ_COMPLETE": "source_bash"}).stdout)
-    # What bash does when somebody presses the tab key behind the words.
-    pressed = f"""
-source {script}
-COMP_WORDS=(orbitmq topic cr) COMP_CWORD=2
-_orbitmq_completion orbitmq cr topic
-echo "${{COMPREPLY[@]}}"
-complete -p orbitmq
-"""
-
-    ran = subprocess.run(
-        ["bash", "--norc", "-e", "-c", pressed],
-        env=environment({"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == [
-        "create",
-        "complete -o default -F _orbitmq_completion orbitmq",
-    ]
 
 
 def test_no_sentence_of_a_flag_breaks_the_list_that_zsh_evaluates(nursery, tmp_path):

@@ -107,21 +107,3 @@ def test_a_member_of_a_group_gets_everything_once_and_leaves_progress(cluster, c
     assert (len(first), len(second), len(third)) == (4, 2, 0)
     assert sorted(each["body"] for each in first + second) == ALL
     assert sum(cluster.progress(group, topic).values()) == 6
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (("ghost",), 1, "no broker has topic 'ghost'"),
-        (("{topic}", "--from", "soon"), 2, "--from must be begin, end"),
-        (("{topic}", "--tags", "a", "--sql", "b"), 2, "cannot be given together"),
-        (("{topic}", "--group", "g", "--queue", "broker-a:0"), 2, "a group shares the queues out"),
-        (("{topic}", "--queue", "broker-a"), 2, "a queue is named as broker-a:3"),
-        (("{topic}", "--queue", "broker-a:99"), 2, "99"),
-        (("{topic}", "--group", "bad group"), 2, "a group may consist of"),
-    ],
-)
-def test_wrong_words_are_refused_in_a_sentence(cli, topic, words, code, expected):
-    refused = cli.refusal("consume", *(word.format(topic=topic) for word in words), code=code)
-
-    assert expected in refused

@@ -55,47 +55,6 @@ def test_the_flags_that_commands_share_mean_the_same_everywhere():
     assert {name for name, texts in meanings.items() if len(texts) > 1} == set()
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("topic", "list", "--timeout", "0"), "--timeout must be"),
-        (("topic", "list", "--timeout", "nan"), "--timeout must be"),
-        (("topic", "list", "--access-key", "a"), "--secret-key is missing"),
-        (("topic", "list", "--secret-key", "a"), "--access-key is missing"),
-        (("topic", "list", "--tls-ca", "/nowhere.pem"), "/nowhere.pem"),
-        (("topic", "list", "--name-server", "host:port"), "host:port"),
-        (("topic", "show", "bad topic"), "bad topic"),
-        (("topic", "create", "a b"), "a b"),
-        (("topic", "create", "TBW102"), ""),
-        (("topic", "create", "t", "--dry-run", "--type", "odd"), "--type must be one of normal,"),
-        (("topic", "create", "t", "--dry-run", "--broker", "x"), "no broker 'x' is registered"),
-        (("topic", "create", "t", "--dry-run", "--cluster", "x"), "no broker 'of cluster x'"),
-        (("group", "create", "g", "--dry-run", "--broker", "x"), "no broker 'x' is registered"),
-        (("produce", "TBW102", "--file", "/nowhere"), "/nowhere: No such file or directory"),
-        (("message", "find", "TBW102", "k"), "no message of topic 'TBW102' has the key 'k'"),
-        (("topic", "update", "t"), "nothing to change"),
-        (("group", "update", "t"), "nothing to change"),
-    ],
-)
-def test_words_that_cannot_be_meant_are_refused_in_a_sentence(cli, words, expected):
-    ran = cli.run(*words)
-
-    assert ran.returncode in (1, 2), ran.stderr
-    assert expected in ran.stderr
-    assert ran.stderr.startswith("orbitmq: ")
-    assert ran.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "words", [("topic",), ("topic", "lits"), ("topic", "show"), ("topic", "list", "--nonsense")]
-)
-def test_the_exit_code_of_misuse_is_two(cli, words):
-    ran = cli.run(*words)
-
-    assert ran.returncode == 2
-    assert "Traceback" not in ran.stderr
-
-
 def test_the_environment_says_where_the_cluster_is_and_a_flag_is_stronger(cluster, nursery):
     lost = Cli("127.0.0.1:1", nursery)
 

@@ -8,13 +8,16 @@ import sys
 from dataclasses import replace
 
 from orbitmq.cli import doctor
+from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.app import Console
 from orbitmq.console.pipelines import LOST_AFTER
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import EmbeddedCluster, MovableClock
 from tests.support.consoles import Browser
-from tests.support.doctor import QUICK, findings
+from tests.support.doctor import QUICK, consume, findings
 from tests.support.orbitmqcli import Cli
 
 
@@ -127,20 +130,6 @@ def test_a_python_for_workers_and_a_java_that_do_not_fit_are_found(cli, tmp_path
     assert "PYSPARK_PYTHON" not in fitting.stdout
 
 
-def test_a_topic_that_may_not_be_read_is_left_out_of_the_clock_check_and_named(cluster, cli):
-    cluster.create_topic("sealed")
-    cluster.send("sealed", b"x")
-    cluster.create_topic("open")
-    cluster.send("open", b"x")
-    cli.record("topic", "update", "sealed", "--permission", "w", "--yes")
-
-    record = cli.record("doctor", *QUICK)
-
-    (clocks,) = [each for each in record["checks"] if each["check"] == "clocks"]
-    assert clocks["about"].startswith("the latest messages of ")
-    assert "topics that could not be read: sealed (" in clocks["about"]
-
-
 def test_a_console_that_does_not_answer_is_one_finding_among_the_others(cluster, cli):
     cli.record("topic", "create", "dark", "--write-queues", "4", "--read-queues", "2")
 
@@ -206,3 +195,75 @@ def test_a_machine_without_java_is_found(monkeypatch, tmp_path):
 
     assert found.text.startswith("Spark needs Java")
     assert "install" in found.remedy
+
+
+# Groups that are not well.
+
+
+def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery):
+    with EmbeddedCluster() as cluster:
+        cli = Cli(cluster.name_server, nursery)
+        cluster.create_topic("orders", queues=1)
+        cluster.send("orders", b"1", b"2", b"3")
+        consumer = Consumer(
+            "billing",
+            name_server=cluster.name_server,
+            max_retries=0,
+            consume_from="first",
+            rebalance=RebalanceSettings(persist=0.1),
+        )
+
+        @consumer.on("orders")
+        def handle(_message: ReceivedMessage) -> None:
+            raise ValueError("no money")
+
+        with consumer:
+            cluster.until_consumed("billing", "orders")
+        cli.records("dlq", "resend", "billing", "--limit", "1", "--yes")
+        (some,) = findings(cli)["dead letters"]
+        cli.records("dlq", "resend", "billing", "--limit", "1", "--to", "origin", "--yes")
+        cli.records("dlq", "resend", "billing", "--yes")
+        none = cli.record("doctor", *QUICK)
+
+    assert some["problem"] == (
+        "2 messages died in the last hour and were not resent; 2 dead letters are open, "
+        "1 was resent"
+    )
+    checks = {each["check"]: each["about"] for each in none["checks"]}
+    assert none["is_well"]
+    assert checks["dead letters"] == "1 group: 0 open, 3 resent"
+
+
+def test_mistakes_inside_groups_are_found_and_explained(cluster, cli, consumers):
+    cluster.create_topic("orders", queues=2)
+    consume(cluster, consumers, "differing", tags="a")
+    consume(cluster, consumers, "differing", tags="b")
+    consume(cluster, consumers, "endless", ordered=True)
+    consume(cluster, consumers, "limited", ordered=True, max_retries=3)
+
+    found = findings(cli)
+    text = cli.run("doctor", *QUICK)
+
+    (different,) = found["subscriptions"]
+    assert different["subject"] == "differing"
+    assert all(member.client_id in different["problem"] for member in consumers[:2])
+    assert "subscribe alike" in different["remedy"]
+    (endless,) = found["endless retries"]
+    assert endless["subject"] == "endless"
+    assert "stops its queue" in endless["problem"]
+    assert text.returncode == 1
+    assert "! Members of group 'differing'" in text.stdout
+
+
+def test_one_group_is_looked_at_alone_and_has_to_be_there(cluster, cli, consumers):
+    cluster.create_topic("orders", queues=2)
+    consume(cluster, consumers, "differing", tags="a")
+    consume(cluster, consumers, "differing", tags="b")
+    consume(cluster, consumers, "billing")
+
+    assert findings(cli).keys() == {"subscriptions"}
+    assert cli.record("doctor", *QUICK, "--group", "billing")["is_well"]
+    assert findings(cli, *QUICK, "--group", "differing").keys() == {"subscriptions"}
+    mistyped = cli.run("doctor", *QUICK, "--group", "biling")
+    assert mistyped.returncode == 1
+    assert "no broker knows group 'biling'; do you mean billing?" in mistyped.stderr

@@ -96,21 +96,3 @@ def test_a_clone_has_the_progress_of_its_source_and_is_made_if_need_be(cluster, 
 
     assert (moved["group"], moved["source"], moved["result"]) == ("twin", topic, "moved")
     assert sorted(cluster.progress("twin", topic).values()) == [2, 2, 2, 2]
-
-
-def test_what_cannot_be_meant_is_refused_before_anything_is_changed(cli, topic):
-    nowhere = cli.refusal("group", "reset", topic, topic, code=2)
-    two = cli.refusal("group", "reset", topic, topic, "--to-begin", "--to-end", code=2)
-    outside = cli.refusal("group", "reset", topic, topic, "--to-offset", "99", "--yes", code=2)
-    queue = cli.refusal("group", "reset", topic, topic, "--to-end", "--queue", "x", code=2)
-    missing = cli.refusal("group", "reset", "ghost", topic, "--to-end", code=1)
-    when = cli.refusal("group", "reset", topic, topic, "--to-time", "soon", code=2)
-    same = cli.refusal("group", "clone", topic, topic, code=2)
-
-    assert "exactly one of --to-begin" in nowhere
-    assert "got --to-begin and --to-end" in two
-    assert "which has 0 to 3" in outside
-    assert "a queue is named as broker-a:3" in queue
-    assert "no broker knows group 'ghost'" in missing
-    assert "--to-time must be a date such as 2026-01-31T23:59:59" in when
-    assert "cannot be cloned onto itself" in same

@@ -89,27 +89,6 @@ def test_a_message_is_tracked_through_the_groups(cluster, cli, sent):
     assert "not consumed yet" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (("get", "nonsense"), 2, "nonsense"),
-        (("get", "0" * 32, "--topic", "orders"), 1, "no message"),
-        (("at", "orders", "broker-a", "0"), 2, "a queue is named as broker-a:3"),
-        (("at", "orders", "broker-a:0", "999"), 1, "no message at offset 999"),
-        (("at", "orders", "broker-z:0", "0"), 1, "broker-z"),
-        (("browse", "ghost"), 1, "no broker has topic 'ghost'"),
-        (("browse", "orders", "--queue", "broker-a:77"), 1, "no queue broker-a:77"),
-        (("browse", "orders", "--tags", "a", "--sql", "b"), 2, "cannot be given together"),
-        (("browse", "orders", "--since", "whenever"), 2, "--since must be a date"),
-        (("browse", "orders", "--cursor", "junk"), 2, "not a cursor"),
-        (("browse", "orders", "--cursor", "junk", "--limit", "0"), 2, "--limit"),
-        (("find", "orders", ""), 2, "must not be empty"),
-    ],
-)
-def test_wrong_words_are_refused_in_a_sentence(cli, sent, words, code, expected):
-    assert expected in cli.refusal("message", *words, code=code)
-
-
 def test_the_id_that_sending_prints_is_found_without_its_topic_and_after_it(cli, sent):
     unique_id = sent[0]["id"]
 

@@ -134,14 +134,6 @@ def test_a_topic_that_is_not_there_is_not_made_by_a_slip(cli):
 @pytest.mark.parametrize(
     ("words", "stdin", "expected"),
     [
-        (("x", "--file", "y"), b"", "not both"),
-        (("x", "--rate", "0"), b"", "--rate must be"),
-        (("x", "--delay", "soon"), b"", "--delay must be a duration"),
-        (("x", "--delay", "1s", "--at", "2099-01-31"), b"", "cannot be given together"),
-        (("x", "--property", "novalue"), b"", "as in region=eu"),
-        (("x", "--property", "KEYS=x"), b"", "is a name of the system"),
-        (("x", "--queue", "nowhere"), b"", "a queue is named as broker-a:3"),
-        (("",), b"", "must not be empty"),
         (("--input", "json"), b'{"body":"ok"}\n{"bdy":1}', "line 2 of the input"),
         (("--input", "json"), b"nonsense", "line 1 of the input"),
         (("--input", "json"), b'{"keys":["a"]}', "give body or body_base64"),

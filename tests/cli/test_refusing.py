@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import re
+import shlex
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +16,9 @@ import typer
 
 from orbitmq.cli.application import app
 from tests.support.command import run
-from tests.support.orbitmqcli import Cli
 from tools.cli_docs import commands
 
 BAD = "zzz"
-
-
-@pytest.fixture(scope="module")
-def cli(nursery):
-    """Nothing here gets as far as a cluster."""
-    return Cli("127.0.0.1:1", nursery)
 
 
 def flags_with_kinds() -> Iterator[tuple[str, str, Any]]:
@@ -94,29 +88,110 @@ def test_a_value_of_the_environment_is_named_with_its_variable(cli):
     assert f"must be true or false, got {BAD!r}" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("produce", "t", "x", "-n", "1"), "got '1'; to say how many: --count 1"),
-        (("consume", "t", "-n", "20"), "got '20'; to say how many: --count 20"),
-        (("message", "browse", "t", "-n", "5"), "got '5'; to say how many: --limit 5"),
-        (("topic", "list", "-n", "9876"), "takes an address such as 127.0.0.1:9876, got '9876'"),
-        (("console", "-n", "1"), "--name-server (-n) takes an address"),
-        (("broker", "-n", "1"), "broker.name_servers: a number alone is no address"),
-        (("topic", "list", "-n", ":9876"), "--name-server (-n): an address must be host:port"),
-        (("message", "browse", "t", "--since", "x"), "--since must be a date such as"),
-        (("message", "find", "t", "k", "--until", "x"), "--until must be a date such as"),
-        (("group", "reset", "g", "t", "--to-time", "x"), "--to-time must be a date such as"),
-        (("consume", "t", "--from", "x"), "--from must be begin, end, a date such as"),
-        (("produce", "t", "x", "--at", "x"), "--at must be a date such as"),
-        (("produce", "t", "x", "--at", "2h"), "say --delay 2h for so much later"),
-        (("dlq", "resend", "g", "--rate", "-1"), "--rate must be a number above 0, got -1.0"),
-        (("produce", "t", "x", "--rate", "inf"), "--rate must be a number above 0, got inf"),
-        (("console", "--every", "0"), "--every must be a number above 0, got 0.0"),
+#: Commands that fail, by exit code, with a part of the sentence that they print.
+REFUSED = {
+    1: [
+        ("topic show 'bad topic'", "'bad topic'"),
+        ("topic create TBW102", "topic 'TBW102' is there already"),
+        ("topic create t --dry-run --broker x", "no broker 'x' is registered"),
+        ("topic create t --dry-run --cluster x", "no broker 'of cluster x'"),
+        ("group create g --dry-run --broker x", "no broker 'x' is registered"),
+        ("group reset ghost orders --to-end", "no broker knows group 'ghost'"),
+        ("message show {none} --topic orders", "no message"),
+        ("message at orders broker-a:0 999", "no message at offset 999"),
+        ("message at orders broker-z:0 0", "broker-z"),
+        ("message browse ghost", "no broker has topic 'ghost'"),
+        ("message browse orders --queue broker-a:77", "no queue broker-a:77"),
+        ("message find orders k", "no message of topic 'orders' has the key 'k'"),
+        ("consume ghost", "no broker has topic 'ghost'"),
+        ("produce orders --file /nowhere", "/nowhere: No such file or directory"),
+        ("bench consume ghost", "no broker has topic 'ghost'"),
     ],
+    2: [
+        ("topic list --timeout 0", "--timeout must be a number of seconds above 0, got 0.0"),
+        ("topic list --timeout nan", "--timeout must be a number of seconds above 0, got nan"),
+        ("topic list --access-key a", "--secret-key is missing"),
+        ("topic list --secret-key a", "--access-key is missing"),
+        ("topic list --tls-ca /nowhere.pem", "/nowhere.pem"),
+        ("topic list --name-server host:port", "host:port"),
+        ("topic list -n 9876", "takes an address such as 127.0.0.1:9876, got '9876'"),
+        ("topic list -n :9876", "--name-server (-n): an address must be host:port"),
+        ("topic create 'a b'", "'a b' contains illegal characters"),
+        ("topic create t --dry-run --type odd", "--type must be one of normal,"),
+        ("topic update t", "nothing to change"),
+        ("group update t", "nothing to change"),
+        ("group reset billing orders", "exactly one of --to-begin"),
+        ("group reset billing orders --to-begin --to-end", "got --to-begin and --to-end"),
+        ("group reset billing orders --to-offset 99 --yes", "which has 0 to 1"),
+        ("group reset billing orders --to-end --queue x", "a queue is named as broker-a:3"),
+        ("group reset billing orders --to-time x", "--to-time must be a date such as"),
+        ("group clone billing billing", "cannot be cloned onto itself"),
+        ("message show nonsense", "nonsense"),
+        ("message at orders broker-a 0", "a queue is named as broker-a:3"),
+        ("message browse orders -n 5", "got '5'; to say how many: --limit 5"),
+        ("message browse orders --tags a --sql b", "cannot be given together"),
+        ("message browse orders --since x", "--since must be a date such as"),
+        ("message browse orders --cursor junk", "not a cursor"),
+        ("message browse orders --cursor junk --limit 0", "--limit"),
+        ("message find orders ''", "must not be empty"),
+        ("message find orders k --until x", "--until must be a date such as"),
+        ("consume orders -n 20", "got '20'; to say how many: --count 20"),
+        ("consume orders --from x", "--from must be begin, end, a date such as"),
+        ("consume orders --tags a --sql b", "cannot be given together"),
+        ("consume orders --group g --queue broker-a:0", "a group shares the queues out"),
+        ("consume orders --queue broker-a", "a queue is named as broker-a:3"),
+        ("consume orders --queue broker-a:99", "99"),
+        ("consume orders --group 'bad group'", "a group may consist of"),
+        ("produce orders x -n 1", "got '1'; to say how many: --count 1"),
+        ("produce orders x --at x", "--at must be a date such as"),
+        ("produce orders x --at 2h", "say --delay 2h for so much later"),
+        ("produce orders x --rate inf", "--rate must be a number above 0, got inf"),
+        ("produce orders x --file y", "not both"),
+        ("produce orders x --delay soon", "--delay must be a duration"),
+        ("produce orders x --delay 1s --at 2099-01-31", "cannot be given together"),
+        ("produce orders x --property novalue", "as in region=eu"),
+        ("produce orders x --property KEYS=x", "is a name of the system"),
+        ("produce orders x --queue nowhere", "a queue is named as broker-a:3"),
+        ("produce orders ''", "must not be empty"),
+        ("dlq resend g --rate -1", "--rate must be a number above 0, got -1.0"),
+        ("console -n 1", "--name-server (-n) takes an address"),
+        ("console --every 0", "--every must be a number above 0, got 0.0"),
+        ("broker -n 1", "broker.name_servers: a number alone is no address"),
+        ("top --interval 0", "--interval must be longer than nothing"),
+        ("top --interval often", "--interval must be a duration"),
+        ("bench produce t --rate 0", "--rate must be a number above 0"),
+        ("bench produce t --seconds 0", "--seconds must be longer than nothing"),
+        ("bench produce t --seconds x", "--seconds must be a duration"),
+        ("bench produce t --plot x.bmp", "--plot must end in .svg, .png or .pdf"),
+        ("bench produce t --size 100000 --batch 100", "--size times --batch"),
+        ("bench end-to-end t --size 4", "--size must be 16 or more"),
+        ("bench consume t --embedded", "bench end-to-end --embedded"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def shop(cluster, cli):
+    """The command for a cluster with a topic of one message and a group."""
+    cluster.create_topic("orders", queues=1)
+    cli.records("produce", "orders", "x", "--queue", "broker-a:0")
+    cli.record("group", "create", "billing")
+    return cli
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "expected"), [(code, *row) for code, rows in REFUSED.items() for row in rows]
 )
-def test_what_cannot_be_meant_is_one_sentence_about_the_flag(cli, words, expected):
-    assert expected in cli.refusal(*words, code=2)
+def test_what_cannot_be_done_is_refused_in_one_sentence(shop, code, words, expected):
+    assert expected in shop.refusal(*shlex.split(words.format(none="0" * 32)), code=code)
+
+
+@pytest.mark.parametrize("words", ["topic", "topic lits", "topic show", "topic list --nonsense"])
+def test_the_exit_code_of_misuse_is_two(cli, words):
+    ran = cli.run(*words.split())
+
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("words", [("console",), ("up", "--console")])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -21,7 +21,7 @@ from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
 from orbitmq.errors import NoRoute, WrongUse
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from tests.support.broker import RawClient, until
+from tests.support.broker import RawClient
 from tests.support.polling import DEADLINE, GROUP, TOPIC, consumer, poll_count, queue, send
 from tests.support.rebalancing import answering
 
@@ -64,15 +64,6 @@ async def test_a_poll_at_a_wrong_address_says_which_one():
 
             with pytest.raises(NoNameServer, match=address):
                 await _polled_until_an_error(pulled)
-
-
-def test_the_blocking_face_says_so_as_well():
-    with _where_nobody_listens() as address, PullConsumer(GROUP, name_server=address) as pulled:
-        pulled.subscribe(TOPIC)
-
-        for _ in range(2):
-            with pytest.raises(NoNameServer, match=address):
-                _until_an_error(lambda: len(pulled.poll(0.05)))
 
 
 async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps_meant(cluster):
@@ -157,38 +148,6 @@ async def test_a_group_beyond_the_brokers_limit_is_told_so_until_somebody_create
 # ---- what is not an error of a poll
 
 
-@pytest.mark.parametrize("way", ["subscribed", "assigned"])
-async def test_a_group_that_is_gone_after_it_was_consumed_is_told_in_the_log_only(
-    cluster, way, caplog
-):
-    refused: list[int] = []
-
-    def refuse(_, request):
-        refused.append(request.code)
-        return request.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark="it is gone")
-
-    client = await RawClient.open(cluster.brokers[0])
-    async with consumer(cluster, rebalance=LOOKS) as pulled:
-        if way == "assigned":
-            await pulled.assign([queue()])
-        else:
-            pulled.subscribe(TOPIC)
-        await send(client, 1)
-        await poll_count(pulled, 1)
-        with ExitStack() as stack:
-            for code in _CODES_OF_GROUPS:
-                stack.enter_context(answering(cluster.brokers[0], code, refuse))
-            await until(lambda: RequestCode.LITE_PULL_MESSAGE in refused, DEADLINE)
-
-            assert [await pulled.poll(0.05) for _ in range(3)] == [[], [], []]
-    await client.close()
-
-    assert [line for line in caplog.messages if f"group {GROUP!r} gets nothing" in line]
-
-
-_CODES_OF_GROUPS = (RequestCode.LITE_PULL_MESSAGE, RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-
-
 async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_has_no_such_group(
     cluster,
 ):
@@ -223,12 +182,6 @@ async def _polled_until_an_error(pulled: AsyncPullConsumer) -> None:
     until = pulled.clock.monotonic() + DEADLINE
     while pulled.clock.monotonic() < until:
         assert await pulled.poll(0.05) == []
-
-
-def _until_an_error(poll: Callable[[], int]) -> None:
-    until = time.monotonic() + DEADLINE
-    while time.monotonic() < until:
-        assert poll() == 0
 
 
 # ---- iterations

@@ -14,7 +14,7 @@ from orbitmq.message.arrow import MESSAGE_SCHEMA
 from orbitmq.message.record import BodyCorrupt, ColumnUnknown
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient
-from tests.support.polling import DEADLINE, TOPIC, consumer, polling, progress, queue, send
+from tests.support.polling import DEADLINE, TOPIC, consumer, progress, queue, send
 from tests.support.pulling import Found, ScriptedBroker, record
 
 
@@ -81,24 +81,6 @@ async def test_the_number_of_rows_and_bytes_is_bounded_and_nothing_is_lost(clust
 
     assert offsets == list(range(50))
     assert max(sizes) == 5
-
-
-async def test_waiting_for_more_ends_with_the_time_or_when_the_cache_is_full(cluster, senders):
-    await send(senders[0], 40)
-    async with consumer(cluster) as reader:
-        await reader.assign([queue(0)])
-        for seconds in (0.3, 3.0, 20.0):  # the machine may need more for what is there
-            await reader.seek_to_begin()
-            late = await reader.poll_arrow(seconds, min_messages=1000, max_messages=1000)
-            if late.num_rows == 40:
-                break
-        assert late.num_rows == 40
-
-    async with consumer(cluster, polling=polling(max_cached_messages=10)) as reader:
-        await reader.assign([queue(0)])
-        await reader.seek_to_begin()
-        full = await reader.poll_arrow(3600, min_messages=1000, max_messages=1000)
-        assert 10 <= full.num_rows < 40
 
 
 async def test_batches_and_messages_may_be_polled_in_turn_and_committed(cluster, senders):
