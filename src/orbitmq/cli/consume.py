@@ -124,7 +124,7 @@ async def consume(
                 await consumer.assign(chosen, tags, sql=sql)
                 await _seek(consumer, start, ends)
                 printed = await _looking(consumer, show, stopping, number, None if follow else ends)
-    if not printed and not follow and not show.told and (tags or sql) is not None:
+    if not printed and not follow and not show.reported and (tags or sql) is not None:
         kind = "condition" if tags is None else "tags"
         session.out.note(
             f"orbitmq: no message that was read matches the {kind} {tags or sql!r}; check how they "
@@ -248,14 +248,14 @@ class Shown:
     form: Form
     with_headers: bool
     printed: int = field(default=0)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     def waiting(self, troubles: Iterable[str]) -> None:
         """Report the reason of waiting, once per outage."""
         now = {trouble.partition(": ")[0]: trouble for trouble in troubles}
-        for what in now.keys() - self.told:
+        for what in now.keys() - self.reported:
             self.out.note(f"orbitmq: {now[what]}")
-        self.told = set(now)
+        self.reported = set(now)
 
     def __call__(self, message: ReceivedMessage) -> None:
         self.printed += 1

@@ -452,7 +452,7 @@ class ProcessesService(Service):
             await self._cluster.stop()
 
     def listening(self) -> Sequence[Listening]:
-        brokers = (told for process in self._processes for told in process.listening)
+        brokers = (each for process in self._processes for each in process.listening)
         return (_name_server(self._cluster.name_server), *brokers)
 
     async def until_failed(self) -> CommandError:
@@ -506,10 +506,10 @@ class ServerProcess:
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         if process.stdout is not None:
             async for line in process.stdout:
-                told = json.loads(line)
-                if told.pop("event") == "ready":
+                event = json.loads(line)
+                if event.pop("event") == "ready":
                     return
-                self.listening.append(Listening(**told))
+                self.listening.append(Listening(**event))
         raise ProcessEnded(self.name, await process.wait())
 
     async def stop(self) -> None:
@@ -541,15 +541,15 @@ def _name_server(server: NameServer) -> Listening:
 
 
 def _broker(settings: BrokerSettings, broker: Broker) -> Sequence[Listening]:
-    told = [Listening("broker", settings.name, str(broker.address), str(settings.root))]
+    found = [Listening("broker", settings.name, str(broker.address), str(settings.root))]
     for role, port in (("second port", broker.vip_address), ("replication", broker.ha_address)):
         if port is not None:
             address = str(Address(broker.address.host, port.port))
-            told.append(Listening(role, f"{settings.name} {role}", address))
+            found.append(Listening(role, f"{settings.name} {role}", address))
     if broker.http_address is not None:
         address = f"http://{broker.http_address}"
-        told.append(Listening("metrics", f"{settings.name} metrics", address))
-    return told
+        found.append(Listening("metrics", f"{settings.name} metrics", address))
+    return found
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

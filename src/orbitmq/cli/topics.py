@@ -294,7 +294,7 @@ async def show(session: Session, topic: TopicName) -> None:
             .number("today", lambda each: count(each[1].messages_today)),
             sorted(rates.outgoing.items()),
             title="Consuming groups",
-            empty="nobody",
+            empty="none",
         )
     session.missing(status.unreachable)
 

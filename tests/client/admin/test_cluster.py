@@ -9,6 +9,7 @@ from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.client.errors import NotEffective
 from orbitmq.client.routes import Queue
+from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import BrokerRefused, NotRunning, PartlyDone
 from orbitmq.wire.codes import ResponseCode
 
@@ -83,6 +84,17 @@ async def test_a_change_that_one_broker_does_not_take_names_it_and_those_that_di
     assert set(await world.admin.groups.settings("new")) == {"broker-a", "broker-b"}
 
 
+async def test_a_name_server_that_does_not_answer_is_named(world):
+    dead = "127.0.0.1:1"
+    client = ClientSettings(name_servers=(world.cluster.name_server, dead))
+    async with AsyncAdmin(client=client) as admin:
+        status = await admin.cluster()
+
+    assert [str(each.address) for each in status.name_servers if not each.is_up] == [dead]
+    assert any(dead in text for text in status.warnings)
+    assert status.in_rate == status.out_rate == 0.0
+
+
 async def test_an_admin_that_is_not_started_or_stopped_says_so(world):
     admin = AsyncAdmin(name_server=world.cluster.name_server)
     with pytest.raises(NotRunning, match="start it"):
@@ -135,6 +147,7 @@ async def test_settings_of_a_broker_are_changed_and_read_back(world):
     assert after["maxMessageSize"] == "1000000"
     assert (await config.broker("broker-a"))["maxMessageSize"] == "1000000"
     assert (await config.broker("broker-b"))["maxMessageSize"] == before["maxMessageSize"]
+    assert await config.name_server() == await config.name_server(world.cluster.name_server)
 
 
 async def test_a_setting_that_cannot_be_changed_is_refused(world):

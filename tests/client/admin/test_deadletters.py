@@ -94,6 +94,7 @@ async def test_letters_are_chosen_by_time_key_topic_reason_and_attempts(world):
     assert numbers(await _found(world, since=since, until=until)) == [1, 2]
     assert numbers(await _found(world, keys=["order-4", "order-0"])) == [0, 4]
     assert numbers(await _found(world, reason="timeout")) == [1]
+    assert numbers(await _found(world, pile="TimeoutError")) == [1]
     assert numbers(await _found(world, reason="no such", since=since)) == [2, 4]
     assert numbers(await _found(world, topic="orders")) == [0, 1, 2, 3, 4]
     assert await _found(world, topic="returns") == []

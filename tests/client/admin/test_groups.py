@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,6 +165,29 @@ async def test_a_change_that_a_broker_does_not_show_is_an_error(world, monkeypat
 
     with pytest.raises(NotEffective, match="broker-a shows"):
         await world.admin.groups.pause(GROUP)
+
+
+async def test_the_lag_of_a_group_that_has_not_committed_anything_is_listed(world):
+    await world.fill(A0, 2)
+    await world.consumer("c1")
+
+    (listed,) = await world.admin.groups.list(members=True)
+
+    assert [(each.topic, each.lag) for each in listed.topics] == [("orders", 2)]
+
+
+async def test_settings_of_a_group_are_changed_on_every_broker_and_read_back(world):
+    groups = world.admin.groups
+    await groups.create("new", max_retries=3, consume_timeout=timedelta(minutes=5))
+
+    changed = await groups.update("new", retry_queues=2, orderly=True)
+
+    shown = {
+        (e.max_retries, e.retry_queues, e.is_orderly, e.consume_timeout) for e in changed.values()
+    }
+    assert set(changed) == {"broker-a", "broker-b"}
+    assert shown == {(3, 2, True, 300.0)}
+    assert await groups.settings("new") == changed
 
 
 async def test_a_paused_group_gets_nothing_until_it_is_resumed(world):

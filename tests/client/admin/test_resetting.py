@@ -252,15 +252,23 @@ async def test_a_broker_that_has_just_started_and_cannot_say_what_it_is_is_no_br
     assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) is None
 
 
-async def test_an_older_broker_pushes_a_time_to_an_online_group(world, monkeypatch):
+@pytest.mark.parametrize(
+    ("to", "expected"),
+    [
+        (ResetTo.begin(), (0, 0)),
+        (ResetTo.end(), (10, 4)),
+        (ResetTo.time("2001-02-03T04:05:06"), (0, 0)),
+    ],
+)
+async def test_an_older_broker_pushes_a_time_to_an_online_group(world, monkeypatch, to, expected):
     _as_apache(monkeypatch, server_side=False)
     await _filled(world)
     await world.consumer("c1")
 
-    report = await world.admin.progress.reset(GROUP, "orders", ResetTo.begin())
+    report = await world.admin.progress.reset(GROUP, "orders", to)
 
     assert report.is_effective
-    assert (world.progress(A0), world.progress(B1)) == (0, 0)
+    assert (world.progress(A0), world.progress(B1)) == expected
 
 
 # Clone and skip.

@@ -99,6 +99,8 @@ async def test_an_ordered_topic_is_known_to_name_servers(world):
 
     assert await world.admin.config.ordered_topics() == {"new": "broker-a:2;broker-b:2"}
     assert (await world.admin.topics.get("new")).is_ordered
+    await world.admin.topics.update("new", ordered=False, brokers=["broker-a"])
+    assert await world.admin.config.ordered_topics() == {"new": "broker-b:2"}
     await world.admin.topics.delete("new")
     assert await world.admin.config.ordered_topics() == {}
 
@@ -142,7 +144,7 @@ async def test_a_topic_that_clients_do_not_get_to_see_is_an_error(world, monkeyp
         # The name server is not told.
         monkeypatch.setattr(broker.parts.registration, "_register", nothing)
 
-    with pytest.raises(NotEffective, match="clients are not told"):
+    with pytest.raises(NotEffective, match="the route does not have broker-"):
         await world.admin.topics.create("new")
 
 

@@ -18,7 +18,7 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer import consumer as pullconsumer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
-from orbitmq.errors import NoRoute, WrongUse
+from orbitmq.errors import BrokerRefused, NoRoute, WrongUse
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from tests.support.broker import RawClient
@@ -167,6 +167,25 @@ async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_ha
                 await _polled_until_an_error(pulled)
 
     assert len(asked) >= 6  # twice in a round: before the heartbeat, and after it
+
+
+async def test_an_assigned_queue_whose_start_is_not_known_yet_is_read_later(cluster):
+    def busy(_, request):
+        return request.answer(ResponseCode.SYSTEM_BUSY, remark="in a moment")
+
+    client = await RawClient.open(cluster.brokers[0])
+    await send(client, 2)
+    await client.close()
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
+        with answering(cluster.brokers[0], RequestCode.QUERY_CONSUMER_OFFSET, busy):
+            await pulled.assign([queue()])
+            (trouble,) = pulled.statistics().troubles
+            with pytest.raises(BrokerRefused, match="in a moment"):
+                pulled.position(queue())
+        found = await poll_count(pulled, 2)
+
+    assert "orders@broker-a:0 cannot be started" in trouble
+    assert [message.body for message in found] == [b"0", b"1"]
 
 
 async def test_the_address_of_a_broker_is_no_name_server(cluster):

@@ -105,12 +105,12 @@ class AsyncConfig:
         wanted = _texts(changes)
         body = format_properties(wanted).encode()
 
-        async def tell(address: Address) -> None:
+        async def change(address: Address) -> None:
             await self._asking.ask(address, RequestCode.UPDATE_NAMESRV_CONFIG, body=body)
             after = await self.name_server(str(address))
             _check(f"changing settings of {address}", wanted, after)
 
-        outcomes = await self._asking.each(self._asking.name_servers, tell)
+        outcomes = await self._asking.each(self._asking.name_servers, change)
         outcomes.check("changing settings of name servers")
 
     def _server(self, address: str | None) -> Address:

@@ -167,8 +167,8 @@ class AsyncGroups:
             return known
         # Brokers' tables have only topics in which the group has progress; the lag of others is
         # known only by asking for them by name.
-        told = {each.topic for each in summary.topics}
-        silent = {each.topic for each in members.subscriptions} - told
+        reported = {each.topic for each in summary.topics}
+        silent = {each.topic for each in members.subscriptions} - reported
         silent = {topic for topic in silent if not is_retry_topic(topic)}
         if not silent:
             return known
@@ -202,14 +202,14 @@ class AsyncGroups:
         topology = await self._asking.topology()
         found = await self._configs.of(topology.readers(), group)
         configured = {node.broker: group_settings(config) for node, config in found.items()}
-        members, told = await self._consumers.look(group, topology)
+        members, findings = await self._consumers.look(group, topology)
         running = await self._running(members, topology)
         progress = await self._progress_with(running, group, members, topology)
         return GroupDetails(
             group,
             configured,
             members,
-            self._found(members, told, running, progress),
+            self._found(members, findings, running, progress),
             progress,
             await self._dead_letters(topology, group),
             running,
@@ -333,13 +333,13 @@ class AsyncGroups:
     async def _apply(
         self, wanted: Mapping[BrokerNode, SubscriptionGroupConfig]
     ) -> dict[str, GroupSettings]:
-        async def tell(node: BrokerNode) -> SubscriptionGroupConfig | None:
+        async def put(node: BrokerNode) -> SubscriptionGroupConfig | None:
             config = wanted[node]
             await self._configs.put(node, config)
             return (await self._configs.all(node)).get(config.group_name)
 
         group = next(iter(wanted.values())).group_name
-        after = (await self._asking.each(wanted, tell)).check(f"configuring group {group!r}")
+        after = (await self._asking.each(wanted, put)).check(f"configuring group {group!r}")
         problems = [
             f"{node} shows {'no such group' if found is None else group_settings(found)}"
             for node, found in after.items()
@@ -374,13 +374,15 @@ class AsyncGroups:
     def _found(
         self,
         members: Members | None,
-        told: Sequence[str],
+        reported: Sequence[str],
         running: Mapping[str, RunningInfo],
         progress: GroupProgress,
     ) -> tuple[Finding, ...]:
         if members is None:
             return ()
-        found = {(each.kind, each.topic, each.client_id): each for each in told_findings(told)}
+        found = {
+            (each.kind, each.topic, each.client_id): each for each in reported_findings(reported)
+        }
         # Apache's brokers do not look for this; OrbitMQ's have reported it already.
         for each in (
             *duplicate_clients(members),
@@ -522,12 +524,12 @@ def _owners(running: Mapping[str, RunningInfo]) -> dict[Queue, str]:
 
 def call_times(infos: Iterable[RunningInfo]) -> dict[str, CallTimes]:
     """Handler durations by topic, over all consumers that report them."""
-    told: dict[str, list[CallTimes]] = {}
+    parts: dict[str, list[CallTimes]] = {}
     for info in infos:
         for topic, each in info.topics.items():
             if each.consume_times is not None:
-                told.setdefault(topic, []).append(each.consume_times)
-    return {topic: CallTimes.together(parts) for topic, parts in sorted(told.items())}
+                parts.setdefault(topic, []).append(each.consume_times)
+    return {topic: CallTimes.together(each) for topic, each in sorted(parts.items())}
 
 
 class GroupState(enum.StrEnum):
@@ -732,7 +734,7 @@ class _FindingText(msgspec.Struct, rename="camel"):
     addresses: tuple[str, ...] = ()
 
 
-def told_findings(texts: Iterable[str]) -> tuple[Finding, ...]:
+def reported_findings(texts: Iterable[str]) -> tuple[Finding, ...]:
     """The findings of brokers, without duplicates."""
     found: dict[object, Finding] = {}
     for text in texts:
@@ -948,10 +950,10 @@ class ProgressQueries:
             node: BrokerNode,
         ) -> tuple[list[ConsumeStats], dict[Queue, float | None]]:
             parts = [await self._stats(node, group, topic)]
-            told = {key.topic for key in parts[0].offset_table}
-            silent = [name for name in subscribed if name not in told and topic in (None, name)]
+            known = {key.topic for key in parts[0].offset_table}
+            silent = [name for name in subscribed if name not in known and topic in (None, name)]
             parts += await self._asking.all(self._stats(node, group, name) for name in silent)
-            if not subscribed and retries not in told and topic in (None, retries):
+            if not subscribed and retries not in known and topic in (None, retries):
                 parts.append(await self._unbegun(node, retries))
             behind = {
                 key.topic

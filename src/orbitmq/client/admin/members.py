@@ -81,7 +81,7 @@ class AsyncConsumers:
         answers = [found for found in outcomes.done.values() if found is not None]
         if not answers:
             if outcomes.failed:
-                outcomes.check(f"asking who consumes in {group!r}")
+                outcomes.check(f"asking for the members of {group!r}")
             return None, ()
         members = _members(group, [body for body, _ in answers], unreachable(outcomes))
         return members, tuple(text for _, text in answers if text)

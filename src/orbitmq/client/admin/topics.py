@@ -150,7 +150,7 @@ class TopicQueries:
             topology.readers(),
             lambda node: self._asking.ask_body(GroupList, node.address, code, header),
         )
-        done = outcomes.check(f"asking who consumes {topic!r}")
+        done = outcomes.check(f"asking for the groups of topic {topic!r}")
         return tuple(sorted({group for answer in done.values() for group in answer.group_list}))
 
     async def _spans(self, node: BrokerNode, topic: str) -> ConsumeTimeSpans:
@@ -548,12 +548,12 @@ class AsyncTopics:
         return await self._apply(topic, wanted)
 
     async def _apply(self, topic: str, wanted: Mapping[BrokerNode, TopicConfig]) -> Topic:
-        async def tell(node: BrokerNode) -> None:
+        async def configure(node: BrokerNode) -> None:
             await self._asking.ask(
                 node.address, RequestCode.UPDATE_AND_CREATE_TOPIC, _create_header(wanted[node])
             )
 
-        (await self._asking.each(wanted, tell)).check(f"configuring topic {topic!r}")
+        (await self._asking.each(wanted, configure)).check(f"configuring topic {topic!r}")
         if any(config.order for config in wanted.values()):
             await self._keep_order(topic, wanted)
         after = await self._on_brokers(tuple(wanted), topic)
@@ -603,13 +603,13 @@ class AsyncTopics:
             for node, config in wanted.items():
                 found = shown.get(node.broker)
                 if found is None:
-                    return f"clients are not told that {node.broker} has it"
+                    return f"the route does not have {node.broker}"
                 # A read-only broker shows none of its topics as writable.
                 permission = config.perm & limits.get(node, int(Permission.READ_WRITE))
                 expected = (config.write_queue_nums, config.read_queue_nums, permission)
                 if (found.write_queue_nums, found.read_queue_nums, found.perm & 6) != expected:
                     return (
-                        f"clients are told that {node.broker} has {found.write_queue_nums} queues "
+                        f"the route says that {node.broker} has {found.write_queue_nums} queues "
                         f"to write and {found.read_queue_nums} to read, permission "
                         f"{Permission(found.perm & 6).letters}"
                     )
@@ -648,7 +648,7 @@ class AsyncTopics:
         def problem(data: TopicRouteData | None) -> str | None:
             still = () if data is None else (q.broker_name for q in data.queue_datas)
             shown = sorted(gone.intersection(still))
-            return f"clients are still told that {', '.join(shown)} has it" if shown else None
+            return f"the route still has {', '.join(shown)}" if shown else None
 
         await self._until_seen(f"deleting topic {topic!r}", topic, problem)
 

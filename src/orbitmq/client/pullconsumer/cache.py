@@ -1,6 +1,6 @@
-"""What was fetched ahead and what was returned, per queue.
+"""The messages that were fetched ahead, and the positions of each queue.
 
-Each queue has three positions, each at most the next. *settled*: a poll has returned everything
+A queue has three positions, each at most the next. *settled*: a poll has returned everything
 before it, and another poll has followed. *returned*: what polls have returned. The next offset to
 pull: between it and *returned* lies what is cached.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class CachedQueue:
-    """The positions of one assigned queue, and what of it is cached."""
+    """The positions and the cached messages of one assigned queue."""
 
     __slots__ = (
         "chunks",
@@ -52,27 +52,27 @@ class CachedQueue:
         self.chunks: deque[Chunk] = deque()
         self.count = 0
         self.size = 0
-        #: Whether it waits for its turn to be polled.
+        #: Whether it is in the round of queues to poll.
         self.is_ready = False
-        #: Behind the last message that was returned since it was begun, or sought.
+        #: The offset after the last message that was returned since it was started or sought.
         self.given: int | None = None
         self.returned = self.settled = owned.next_offset
-        #: How often it was sought.
+        #: The number of seeks.
         self.generation = 0
 
 
 class Cache:
-    """The receiver of a consumer that is polled. Belongs to the event loop."""
+    """The receiver of pulled messages. Belongs to the event loop."""
 
     def __init__(self, settings: PollSettings, has_room: Callable[[OwnedQueue], None]) -> None:
-        """`has_room` is called with a queue of which less is cached now."""
+        """`has_room` is called with a queue after messages of it were taken."""
         self._settings = settings
         self._has_room = has_room
         self._queues: dict[OwnedQueue, CachedQueue] = {}
         self._ready: deque[CachedQueue] = deque()
         self._size = 0
         self._unsettled: set[CachedQueue] = set()
-        #: Set when something has come that can be polled.
+        #: Set when messages that can be polled have arrived.
         self.arrived = asyncio.Event()
         #: Set when polls or commits have moved positions.
         self.settled = asyncio.Event()
@@ -80,7 +80,7 @@ class Cache:
     # ---- filled by pulls
 
     def queues_changed(self, count: int) -> None:
-        """Of no interest: limits do not depend on it."""
+        """Limits do not depend on the number of queues."""
 
     def held_back(self, owned: OwnedQueue) -> FlowReason | None:
         queue = self.of(owned)
@@ -89,7 +89,7 @@ class Cache:
             return FlowReason.MESSAGES
         if queue.size >= settings.max_cached_bytes:
             return FlowReason.BYTES
-        # A queue of which nothing is here is always pulled: it may be what is waited for.
+        # A queue without cached messages is always pulled: a poll may wait for it.
         if queue.count and self._size >= settings.max_cached_bytes_in_all:
             return FlowReason.BYTES
         return None
@@ -113,7 +113,7 @@ class Cache:
     def moved(self, owned: OwnedQueue, pulled: Pulled) -> None:
         queue = self.of(owned)
         if pulled.is_reset:
-            # An administrator sent the group elsewhere: what is cached is no longer wanted.
+            # An administrator has reset the group: the cached messages are stale.
             self.clear(owned)
         if not queue.chunks:
             self.place(owned, pulled.next_offset)
@@ -121,7 +121,7 @@ class Cache:
     # ---- emptied by polls
 
     def take(self, count: int, size: int | None = None) -> list[Chunk]:
-        """Chunks of up to this many messages and bytes together, of one queue after the other."""
+        """Chunks within these limits in all, from one queue after the other."""
         taken: list[Chunk] = []
         while count > 0 and (size is None or size > 0) and self._ready:
             queue = self._ready.popleft()
@@ -130,7 +130,7 @@ class Cache:
                 continue
             head, rest = queue.chunks.popleft().split(count, size)
             if size is not None and taken and head.size > size:
-                # One message that does not fit any more: next time.
+                # One message that does not fit: the next call takes it.
                 self._put_back(queue, head, rest)
                 break
             if rest is not None:
@@ -145,7 +145,7 @@ class Cache:
         return taken
 
     def has(self, messages: int) -> bool:
-        """Whether this many can be polled, or no more will arrive before some are."""
+        """Whether this many can be polled, or a full queue prevents more from arriving."""
         found = 0
         for queue in self._ready:
             if self._can_be_polled(queue):
@@ -155,10 +155,10 @@ class Cache:
         return False
 
     def give_back(self, chunks: Iterable[Chunk]) -> None:
-        """Chunks that were taken and not returned: they come again, in their place.
+        """Put chunks that were taken and not returned back in their place.
 
-        Those of a queue that is being given up come again elsewhere: here, only the positions go
-        back, so that they do not count as done.
+        Of a queue that is being released only the positions go back, so that the messages do not
+        count as done; its next owner gets them.
         """
         for chunk in reversed(list(chunks)):
             queue = self._queues.get(chunk.owned)
@@ -168,7 +168,7 @@ class Cache:
             queue.settled = min(queue.settled, queue.returned)
             queue.given = chunk.given_before
             if chunk.owned.is_draining:
-                self.settled.set()  # there is less to wait for
+                self.settled.set()  # the drain has less to wait for
                 continue
             queue.chunks.appendleft(chunk)
             queue.count += chunk.count
@@ -186,13 +186,13 @@ class Cache:
 
     @property
     def queues(self) -> tuple[CachedQueue, ...]:
-        """The queues that are ours; positions of others must never become progress."""
+        """The owned queues; positions of others must never become progress."""
         for owned in [owned for owned in self._queues if owned.is_dropped]:
             self.forget(owned)
         return tuple(self._queues.values())
 
     def settle(self) -> None:
-        """A poll follows the ones before: what they returned is settled."""
+        """Settle what earlier polls returned."""
         if self._unsettled:
             for queue in self._unsettled:
                 queue.settled = queue.returned
@@ -200,7 +200,7 @@ class Cache:
             self.settled.set()
 
     def place(self, owned: OwnedQueue, offset: int) -> None:
-        """Both positions of a queue are here now, and nothing of it is cached."""
+        """Set both positions of a queue and discard its cached messages."""
         self.clear(owned)
         queue = self.of(owned)
         queue.given = None
@@ -209,15 +209,12 @@ class Cache:
         self._unsettled.discard(queue)
 
     def rewind(self, owned: OwnedQueue) -> int:
-        """Forget what is cached of a queue; returns where it goes on, behind what was returned.
-
-        What was taken and is given back later comes before that, as it was.
-        """
+        """Discard the cached messages of a queue; returns the offset after the returned ones."""
         self.clear(owned)
         return self.of(owned).returned
 
     def clear(self, owned: OwnedQueue) -> None:
-        """Forget what is cached of a queue."""
+        """Discard the cached messages of a queue."""
         queue = self._queues.get(owned)
         if queue is not None:
             self._size -= queue.size
@@ -225,7 +222,7 @@ class Cache:
             queue.count = queue.size = 0
 
     def forget(self, owned: OwnedQueue) -> None:
-        """A queue is no longer ours."""
+        """Remove a queue that is no longer owned."""
         self.clear(owned)
         queue = self._queues.pop(owned, None)
         if queue is not None:
@@ -273,11 +270,11 @@ class Cache:
         self._unsettled.add(queue)
 
 
-# ---- chunks: pulled bytes that were not polled yet
+# ---- chunks
 #
-# A chunk is what one pull brought, or what is left of it: whole records, one after the other, as
-# they lie in the broker's log. It is cut between records without decoding them, and becomes objects
-# or columns only when it is returned, so that columns never cost an object per message.
+# A chunk is the answer of a pull or a part of it: whole records as in the broker's log. It is cut
+# between records without decoding. It is decoded to objects or columns when it is returned, so
+# that columns do not cost an object per message.
 
 
 _read_size = struct.Struct(">i").unpack_from
@@ -289,17 +286,17 @@ _OFFSET_AT = 20
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Records of one queue in their order, and where the queue goes on after them."""
+    """Consecutive records of one queue, and the offset after them."""
 
     owned: OwnedQueue
     subscription: Subscription
     body: Bytes
     count: int
-    #: Where the queue goes on: behind the last record, and what the filter left out after it.
+    #: The offset after the last record and after what the filter omitted behind it.
     next_offset: int
-    #: How often the queue had been sought when it was pulled: chunks of before are stale.
+    #: The number of seeks when it was pulled: chunks from before a seek are stale.
     generation: int = 0
-    #: Behind the last message that was returned before these; None if there was none.
+    #: The offset after the last message that was returned before; None if there was none.
     given_before: int | None = None
 
     @property
@@ -330,7 +327,7 @@ class Chunk:
         return self._part(view[:at], taken, rest.first_offset, self.given_before), rest
 
     def since(self, offset: int) -> Chunk:
-        """What is left of it from a message on that it holds."""
+        """The rest from one of its messages on."""
         at = skipped = 0
         before = self.given_before
         while (found := _read_offset(self.body, at + _OFFSET_AT)[0]) < offset:
@@ -350,7 +347,7 @@ class Chunk:
     def messages(
         self, group: str | None = None, namespace: str | None = None
     ) -> Sequence[ReceivedMessage]:
-        """As objects, those that match the subscription. Raises `RecordInvalid`."""
+        """The messages that match the subscription. Raises `RecordInvalid`."""
         queue = self.owned.queue
         return self.subscription.accepted(
             [
@@ -414,13 +411,13 @@ def chunks_to_arrow(
         return batches[0]
     if not batches:
         return messages_to_arrow(b"", broker_name="", columns=columns)
-    # Record batches of one schema become one: `concat_batches` is younger than our oldest pyarrow.
+    # `concat_batches` does not exist in the oldest supported pyarrow.
     (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches() or [batches[0]]
     return joined
 
 
 def _alike(chunks: Sequence[Chunk]) -> dict[tuple[str, frozenset[str]], list[Chunk]]:
-    """Chunks that are decoded together: of one broker, and with the same tags to look for."""
+    """Chunks that are decoded together: of one broker, with the same tags."""
     groups: dict[tuple[str, frozenset[str]], list[Chunk]] = {}
     for chunk in chunks:
         key = (chunk.owned.queue.broker, chunk.subscription.tags.tags)
@@ -454,7 +451,7 @@ def _batch(
 
 
 def _with_tags(batch: Any, tags: frozenset[str]) -> Any:
-    """The rows whose tag is one of these: a broker compares hashes, and hashes collide."""
+    """The rows with one of these tags: brokers compare hashes, which may collide."""
     import pyarrow as pa  # noqa: PLC0415  # as above
     import pyarrow.compute as pc  # noqa: PLC0415
 

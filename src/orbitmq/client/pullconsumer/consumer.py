@@ -106,13 +106,13 @@ def _pulls() -> PullSettings:
 class PollSettings:
     """Numbers and seconds of polling."""
 
-    #: Commit what earlier polls returned, by itself. Off: what `commit` says, and nothing else; a
-    #: group without progress then begins by `consume_from` again until something is committed.
+    #: Commit automatically what earlier polls returned. Off: only `commit` stores progress; a group
+    #: without progress then begins by `consume_from` again until something is committed.
     auto_commit: bool = True
     auto_commit_interval: float = 5.0
-    max_messages: int = 500  #: of one poll that names no number
-    timeout: float = 5.0  #: of a poll that names none
-    #: Fetched ahead and not returned yet; a queue above either is not pulled until it is polled.
+    max_messages: int = 500  #: of a poll without a number
+    timeout: float = 5.0  #: of a poll without a timeout
+    #: Limits of messages fetched ahead; a queue above one is not pulled until it is polled.
     max_cached_messages: int = 5000  #: per queue
     max_cached_bytes: int = 16 * MIB  #: per queue
     max_cached_bytes_in_all: int = 256 * MIB  #: of all queues
@@ -130,17 +130,17 @@ class PollSettings:
 
 @dataclass(frozen=True, slots=True)
 class PullStatistics:
-    """How a pull consumer is doing."""
+    """The state of a pull consumer."""
 
     #: How often pulls were delayed, by queue and reason.
     delays: dict[tuple[Queue, PullDelay], int]
     #: Messages behind the end of each queue, as of its last pull.
     lag: dict[Queue, int]
-    #: What keeps messages away now, a sentence each.
+    #: Present problems that delay messages, a sentence each.
     troubles: tuple[str, ...]
 
 
-#: Seconds that an iteration waits before it looks whether something keeps it from messages.
+#: Seconds that an iteration waits before it checks for problems.
 A_WHILE: Final = 5.0
 
 
@@ -153,14 +153,14 @@ class AsyncPullConsumer:
             ...
 
     It subscribes to topics, whose queues it shares with the other members of its group, or is
-    assigned queues; not both. Nothing is retried for the application: what fails is its business.
+    assigned queues; not both. It does not retry messages: the application handles failures.
 
     With `auto_commit` (the default) a message counts as done when it was returned by a poll and
     another poll has followed, and is committed within the interval after that. When the consumer is
-    stopped, everything returned counts as done, unless an error ends its `async with` block, or one
-    that came after the last poll is being handled where `stop` is called (in a `finally`, for
-    instance). Without it, progress is what `commit` says: what a new group polls before its first
-    commit may be skipped after a crash, when it begins at the end, or at a later time, again;
+    stopped, everything returned counts as done, unless an error ends its `async with` block, or an
+    error that occurred after the last poll is being handled where `stop` is called (in a `finally`,
+    for instance). Without it, only `commit` stores progress: a new group that begins at the end may
+    skip, after a crash, what it polled before its first commit;
     `commit({queue: consumer.position(queue)})` before the first poll prevents that.
 
     One task polls at a time.
@@ -210,7 +210,7 @@ class AsyncPullConsumer:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # What was being worked on when the error came is not done.
+        # What was in work when the error occurred is not done.
         await self._core.stop(settles=error is None)
 
     async def start(self) -> None:
@@ -220,14 +220,14 @@ class AsyncPullConsumer:
         await self._core.start()
 
     async def stop(self, *, done: bool | None = None) -> None:
-        """Commit (if that is automatic), give the queues up and leave. May be repeated.
+        """Commit (if that is automatic), release the queues and leave. May be called again.
 
         `done` is whether what the last poll returned counts as done, for automatic commits. By
-        default it does, unless an error is being handled that came after that poll: then it comes
-        again, as it does when the error ends an `async with` block.
+        default it does, unless an error that occurred after that poll is being handled: then it is
+        delivered again, as when the error ends an `async with` block.
 
-        Of several callers the first one says so, and all wait until it is stopped. When one is
-        cancelled, the stop goes on; call it again to wait for its end.
+        The first of several callers sets `done`, and all wait for the end. The stop continues when
+        a caller is cancelled; call it again to wait for the end.
         """
         await self._core.stop(settles=not self._trouble.is_there if done is None else done)
 
@@ -244,43 +244,42 @@ class AsyncPullConsumer:
     def subscribe(self, topic: str, tags: str | None = None, *, sql: str | None = None) -> None:
         """Share the queues of a topic with the group; by tags (`a || b`) or by a SQL92 condition.
 
-        Replaces an earlier subscription to the topic, for everything that no poll has returned yet:
-        what was fetched ahead by the old one is fetched again. All members of a group must say the
-        same.
+        Replaces an earlier subscription to the topic for everything that no poll has returned yet:
+        what was fetched ahead is fetched again. All members of a group must subscribe alike.
         """
         self._core.subscribe(self._subscription(topic, tags, sql))
 
     def unsubscribe(self, topic: str) -> None:
-        """Give the queues of a topic up; what they have returned counts as done."""
+        """Release the queues of a topic; what polls returned of them counts as done."""
         self._core.unsubscribe(wrap_topic(self._namespace, topic))
 
     async def assign(
         self, queues: Iterable[Queue], tags: str | None = None, *, sql: str | None = None
     ) -> None:
-        """Read exactly these queues from now on, whatever others of the group do.
+        """Read exactly these queues from now on, independently of the group's other members.
 
-        Those that were assigned before and still are go on where they are, from there on by this
-        filter; what was returned so far counts as done. Raises `NoRoute`, `SettingError` for a
-        queue that does not exist, or `SubscriptionRefused`; then nothing has changed.
+        Queues that were assigned before continue where they are, by the new filter; what was
+        returned so far counts as done. Raises `NoRoute`, `SettingError` for a queue that does not
+        exist, or `SubscriptionRefused`; then nothing has changed.
         """
         await self._core.assign(*self._wanted(queues, tags, sql))
 
     def plan(
         self, queues: Iterable[Queue], tags: str | None = None, sql: str | None = None
     ) -> None:
-        """Before the start: be assigned these queues with it."""
+        """Set the queues that the start assigns."""
         self._core.plan(*self._wanted(queues, tags, sql))
 
     def _wanted(
         self, queues: Iterable[Queue], tags: str | None, sql: str | None
     ) -> tuple[list[Subscription], list[Queue]]:
-        """What assigned queues are, as brokers know it, and what is wanted of their topics."""
+        """The subscriptions and the queues of an assignment, as brokers know them."""
         wanted = [self._known(queue) for queue in queues]
         topics = sorted({queue.topic for queue in wanted})
         return [self._subscription(topic, tags, sql) for topic in topics], wanted
 
     def _known(self, queue: Queue) -> Queue:
-        """A queue as brokers know it; the application may leave the namespace out."""
+        """A queue as brokers know it; the application may omit the namespace."""
         if not isinstance(queue, Queue):
             raise SettingError(f"queues are Queue(topic, broker, id), got {queue!r}")
         topic = wrap_topic(self._namespace, queue.topic)
@@ -293,7 +292,7 @@ class AsyncPullConsumer:
         return Subscription.by_tags(topic, tags) if sql is None else Subscription.by_sql(topic, sql)
 
     def assignment(self) -> tuple[Queue, ...]:
-        """The queues that are this consumer's now."""
+        """The queues that this consumer has now."""
         return tuple(
             sorted(queue for queue, owned in self._core.owned.items() if not owned.is_draining)
         )
@@ -307,20 +306,18 @@ class AsyncPullConsumer:
 
     async def poll(
         self,
-        timeout: Duration | None = None,  # noqa: ASYNC109  # no error: there are no messages
+        timeout: Duration | None = None,  # noqa: ASYNC109  # then the result is empty
         *,
         max_messages: int | None = None,
     ) -> list[ReceivedMessage]:
-        """The next messages, of any assigned queue; none when there are none within the time.
+        """The next messages of any assigned queue; empty when none arrive within the time.
 
-        Raises `AccessDenied` immediately when brokers let this account read none of the topics, so
-        that nothing can arrive.
+        Raises `AccessDenied` immediately when this account may read none of the topics.
 
-        As long as none of its topics could ever be consumed, because no name server answers
-        (`NoNameServer`), there is no such topic (`NoRoute`), or the broker does not have the group
-        (`GroupRefused`), a poll without messages raises that, when its time is up; another poll may
-        succeed. What happens once any of them was consumed is logged and passes, as is whatever
-        else goes wrong: see `statistics`.
+        Until one of its topics was consumed, a poll without messages raises the reason at its end:
+        no name server answers (`NoNameServer`), the topic does not exist (`NoRoute`), or the broker
+        does not have the group (`GroupRefused`). Another poll may succeed. Later and other problems
+        are logged: see `statistics`.
         """
         until = self.deadline(timeout)
         while True:
@@ -333,10 +330,10 @@ class AsyncPullConsumer:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        """The next message, however long it takes; ends when the consumer is stopped.
+        """Wait for the next message; ends when the consumer is stopped.
 
         Raises `AccessDenied` as `poll` does, and `NoNameServer`, `NoRoute` or `GroupRefused` after
-        some seconds without any message; the next call goes on.
+        some seconds without any message; the next call continues.
         """
         core = self._core
         self._trouble.note()
@@ -358,10 +355,10 @@ class AsyncPullConsumer:
     ) -> Any:
         """The next messages as a `pyarrow.RecordBatch`, straight from the pulled bytes.
 
-        Has no rows when there are none within the time. With `min_messages` it waits for more of
-        them to be joined, as long as the time lasts; batches of a thousand and more are what
-        columns are made for. `columns` chooses names of `orbitmq.message.arrow.MESSAGE_SCHEMA`.
-        A damaged body raises `BodyCorrupt`, and the same messages come again; with
+        Has no rows when none arrive within the time. With `min_messages` it waits for that many as
+        long as the time lasts; columns pay off from about a thousand rows. `columns` chooses names
+        of `orbitmq.message.arrow.MESSAGE_SCHEMA`.
+        A damaged body raises `BodyCorrupt`, and the same messages are returned again; with
         `null_bad_bodies` it is null instead. Raises `AccessDenied`, `NoNameServer`, `NoRoute` or
         `GroupRefused` as `poll` does.
         """
@@ -383,7 +380,7 @@ class AsyncPullConsumer:
         max_bytes: int | None = None,
         min_messages: int = 1,
     ) -> list[Chunk]:
-        """What a poll is made of; not decoded yet."""
+        """The messages of a poll, not decoded yet."""
         count = self.settings.max_messages if max_messages is None else max_messages
         if count < 1 or (max_bytes is not None and max_bytes < 1):
             raise SettingError(
@@ -399,11 +396,11 @@ class AsyncPullConsumer:
         return [m for chunk in chunks for m in chunk.messages(group, namespace)]
 
     def give_back(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks that could not be read come again."""
+        """Return chunks that could not be read to the cache."""
         self._core.cache.give_back(chunks)
 
     def deadline(self, timeout: Duration | None) -> float:
-        """When a poll ends that begins now."""
+        """The end of a poll that begins now."""
         wait = self.settings.timeout if timeout is None else seconds(timeout, "timeout")
         return self.clock.monotonic() + wait
 
@@ -411,7 +408,7 @@ class AsyncPullConsumer:
         try:
             return self.messages_of(chunks)
         except BaseException:
-            # Whatever it is: what the application did not get must not pass for done.
+            # Messages that the application did not get must not count as done.
             self.give_back(chunks)
             raise
 
@@ -422,19 +419,19 @@ class AsyncPullConsumer:
         return self._core.position(self._known(queue))
 
     async def seek(self, queue: Queue, offset: int) -> None:
-        """Go on from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
+        """Continue from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
         await self._core.seek({self._known(queue): offset})
 
     async def seek_to_begin(self, *queues: Queue) -> None:
-        """Go on from the first message that is there; in all assigned queues, or in these."""
+        """Continue from the first stored message, in all assigned queues or in these."""
         await self._seek_to(queues, FIRST)
 
     async def seek_to_end(self, *queues: Queue) -> None:
-        """Go on with messages that come from now on."""
+        """Continue with messages that are stored from now on."""
         await self._seek_to(queues, END)
 
     async def seek_to_time(self, time: Instant, *queues: Queue) -> None:
-        """Go on from the first message stored at or after a time; from the end without one."""
+        """Continue from the first message stored at or after a time; from the end without one."""
         await self._seek_to(queues, at_time(time))
 
     async def _seek_to(self, queues: Sequence[Queue], find: Find) -> None:
@@ -442,14 +439,14 @@ class AsyncPullConsumer:
         await self._core.seek({self._known(queue): offset for queue, offset in found.items()})
 
     def pause(self, *queues: Queue | Iterable[Queue]) -> None:
-        """Fetch and return nothing of these queues, or of all; they stay assigned.
+        """Stop fetching and returning messages of these queues, or of all; they stay assigned.
 
         Queues are given one by one, or several as a list: `pause(*queues)`, `pause(queues)`.
         """
         self._core.pause(self._each(queues))
 
     def resume(self, *queues: Queue | Iterable[Queue]) -> None:
-        """Go on with these queues, given as to `pause`, or with all."""
+        """Continue with these queues, given as to `pause`, or with all."""
         self._core.resume(self._each(queues))
 
     def _each(self, queues: Sequence[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
@@ -459,11 +456,11 @@ class AsyncPullConsumer:
     # ---- what brokers know
 
     async def first_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
-        """Where queues begin: the first message that the broker still has."""
+        """The offset of the first stored message of each queue."""
         return await self._found(queues, FIRST)
 
     async def end_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
-        """Where queues end: the offset that the next message will get."""
+        """The offset that the next message of each queue will get."""
         return await self._found(queues, END)
 
     async def offsets_for_time(
@@ -479,7 +476,7 @@ class AsyncPullConsumer:
         return {queue: found[self._known(queue)] for queue in asked}
 
     def lag(self) -> dict[Queue, int]:
-        """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
+        """Messages in the assigned queues that were not returned, as of the last pulls."""
         return lags(self._core)
 
     # ---- progress
@@ -488,9 +485,9 @@ class AsyncPullConsumer:
         """Store progress, and return when the broker has it. Returns the positions stored.
 
         Without an argument: everything that polls have returned. A position is the offset of the
-        next message to consume; a message stands for everything up to it. Raises what the broker
-        refuses with, `QueueNotAssigned` for a queue that was lost meanwhile, and `OffsetOutOfRange`
-        for a position beyond the end, which would skip messages that are still to come.
+        next message to consume; a message stands for everything up to it. Raises the broker's
+        refusal, `QueueNotAssigned` for a queue that was lost meanwhile, and `OffsetOutOfRange` for
+        a position beyond the end, which would skip later messages.
         """
         if done is None:
             return await self._core.commit()
@@ -502,26 +499,26 @@ class AsyncPullConsumer:
         return {queue: stored[self._known(queue)] for queue in positions}
 
     async def commit_but(self, unread: Iterable[tuple[Chunk, int]]) -> dict[Queue, int]:
-        """Commit everything that polls have returned, but these chunks from these offsets on."""
+        """Commit everything that polls have returned, except these chunks from these offsets on."""
         cache = self._core.cache
         positions = {queue.owned.queue: queue.returned for queue in cache.queues}
         generations = {queue.owned: queue.generation for queue in cache.queues}
         for chunk, offset in unread:
-            # Those of a queue that was lost or sought meanwhile are of no interest any more.
+            # Chunks of a queue that was lost or sought meanwhile are stale.
             if generations.get(chunk.owned) == chunk.generation:
                 queue = chunk.owned.queue
                 positions[queue] = min(positions[queue], offset)
         return await self._core.commit(positions)
 
     async def committed(self, queue: Queue) -> int | None:
-        """The group's progress in a queue, as the broker has it; None without any."""
+        """The group's progress in a queue at the broker; None without any."""
         self._core.check_running()
         queue = self._known(queue)
         await self._core.engine.routes.get(queue.topic)
         return await self._core.progress.stored(queue)
 
     def statistics(self) -> PullStatistics:
-        """What delays messages, and how far this consumer is behind."""
+        """The delays, the lag and the present problems."""
         return PullStatistics(self._core.puller.counts(), self.lag(), self._core.troubles)
 
     @property
@@ -548,8 +545,8 @@ _Blocking: TypeAlias = Callable[Concatenate["PullConsumer", Q], T]
 def _waiting(method: _Async[Q, T], *, gives_back: bool = True) -> _Blocking[Q, T]:
     """A coroutine method as a blocking one.
 
-    `gives_back`: what an iteration has read ahead is given back first, so that it does not count as
-    returned.
+    `gives_back`: messages that an iteration has read ahead are given back first, so that they do
+    not count as returned.
     """
 
     @functools.wraps(method)
@@ -581,9 +578,9 @@ class PullConsumer:
         for message in consumer:
             ...
 
-    The blocking face of `AsyncPullConsumer`: the same names with the same meaning. Messages are
-    fetched on a thread of its own and decoded on the caller's. One thread polls at a time; the
-    other calls may come from any thread.
+    The blocking face of `AsyncPullConsumer`, with the same methods. Messages are fetched on a
+    thread of its own and decoded on the caller's. One thread polls at a time; the other methods may
+    be called from any thread.
     """
 
     def __init__(
@@ -604,10 +601,10 @@ class PullConsumer:
         self._check_process = ProcessCheck(WHAT, from_start=True)
         self._is_running = False
         self._was_stopped = False
-        #: What an iteration has taken and not returned yet.
+        #: Messages that an iteration has taken and not returned yet.
         self._iterated: deque[tuple[Chunk, ReceivedMessage]] = deque()
-        #: What a call has taken and not returned; it was broken off if there is something and no
-        #: call takes anything.
+        #: Chunks that a call has taken and not returned. The call was interrupted if there are some
+        #: while no call is taking chunks.
         self._lent: list[Chunk] | None = None
         self._is_taking = False
         self._trouble = Trouble()
@@ -637,11 +634,11 @@ class PullConsumer:
         self._is_running = True
 
     def stop(self, *, done: bool | None = None) -> None:
-        """Commit (if that is automatic), give the queues up and leave. May be repeated.
+        """Commit (if that is automatic), release the queues and leave. May be called again.
 
         `done` is whether what the last poll returned counts as done, for automatic commits. By
-        default it does, unless an error is being handled that came after that poll: then it comes
-        again, as it does when the error ends a `with` block.
+        default it does, unless an error that occurred after that poll is being handled: then it is
+        delivered again, as when the error ends a `with` block.
         """
         self._stop(self._consumer.stop(done=not self._trouble.is_there if done is None else done))
 
@@ -655,7 +652,7 @@ class PullConsumer:
             stopping.close()
             return
         try:
-            # A second caller waits, too: its program may end when this returns.
+            # A second caller waits, too: its program may exit when this returns.
             with suppress(NotRunning):  # another thread has stopped it meanwhile
                 self._thread.run(stopping)
         finally:
@@ -675,7 +672,7 @@ class PullConsumer:
     def assign(
         self, queues: Iterable[Queue], tags: str | None = None, *, sql: str | None = None
     ) -> None:
-        """Read exactly these queues from now on, whatever others of the group do.
+        """Read exactly these queues from now on, independently of the group's other members.
 
         See `AsyncPullConsumer.assign`.
         """
@@ -690,11 +687,10 @@ class PullConsumer:
     def poll(
         self, timeout: Duration | None = None, *, max_messages: int | None = None
     ) -> list[ReceivedMessage]:
-        """The next messages, of any assigned queue; none when there are none within the time.
+        """The next messages of any assigned queue; empty when none arrive within the time.
 
-        Raises `AccessDenied` when that is why nothing can come any more, and `NoNameServer`,
-        `NoRoute` or `GroupRefused` when that is why nothing could be consumed since the beginning:
-        see `AsyncPullConsumer.poll`.
+        Raises `AccessDenied`, `NoNameServer`, `NoRoute` or `GroupRefused` as
+        `AsyncPullConsumer.poll` does.
         """
         self._take_back()
         until = self._consumer.deadline(timeout)
@@ -707,14 +703,13 @@ class PullConsumer:
         return self
 
     def __next__(self) -> ReceivedMessage:
-        """The next message, however long it takes; ends when the consumer is stopped.
+        """Wait for the next message; ends when the consumer is stopped.
 
-        Messages are taken from the consumer's thread by the batch, which counts as done, for
-        automatic commits, as a whole. Whatever else is called meanwhile sees the position of the
-        iteration.
+        Messages are taken from the consumer's thread in batches; for automatic commits a batch
+        counts as done as a whole. Other methods see the position of the iteration.
 
         Raises `AccessDenied` as `poll` does, and `NoNameServer`, `NoRoute` or `GroupRefused` after
-        some seconds without any message; the next call goes on.
+        some seconds without any message; the next call continues.
         """
         while self._is_running:
             if not self._iterated:
@@ -724,8 +719,8 @@ class PullConsumer:
                     break  # stopped by another thread
                 continue
             try:
-                # Nothing is called from here to the return: that is where interrupts come, and
-                # they find the message either taken and returned, or neither.
+                # No call is made from here to the return, so that no interrupt comes between taking
+                # a message and returning it.
                 chunk, message = self._iterated[0]
                 del self._iterated[0]
             except IndexError:
@@ -765,7 +760,7 @@ class PullConsumer:
         read = self._consumer.messages_of
         return deque((chunk, message) for chunk in chunks for message in read([chunk]))
 
-    # ---- taken, and not returned yet
+    # ---- messages that were taken and not returned yet
 
     def _taken(
         self,
@@ -775,10 +770,10 @@ class PullConsumer:
         max_bytes: int | None = None,
         min_messages: int = 1,
     ) -> tuple[T, bool]:
-        """What is read of the next chunks, on this thread; and whether there were any.
+        """The next chunks, decoded by `read` on this thread, and whether there were any.
 
-        They count as returned with the return of this call. Whatever breaks it off before, an error
-        or an interrupt, leaves them to `_take_back`, which the next call begins with.
+        They count as returned when this call returns. After an error or an interrupt before, the
+        next call gives them back by `_take_back`.
         """
         if self._is_taking:
             raise WrongUse(ONE_AT_A_TIME)
@@ -795,16 +790,16 @@ class PullConsumer:
         return found
 
     async def _lend(self, lent: list[Chunk], *limits: Any) -> None:
-        """Take chunks into a list that the caller has even when it no longer waits."""
+        """Take chunks into a list that the caller keeps when it is interrupted."""
         lent += await self._consumer.next_chunks(*limits)
 
     def _take_back(self) -> None:
-        """Give back what was taken and not returned: it must not pass for done."""
+        """Give back what was taken and not returned, so that it does not count as done."""
         if self._iterated or (self._lent is not None and not self._is_taking):
             self._do(self._give_back)
 
     def _give_back(self) -> None:
-        """On the loop, in one step: a caller that is interrupted finds it done, or not begun."""
+        """On the loop, in one step: an interrupted caller finds it done or not started."""
         rest: dict[int, Chunk] = {}
         if self._lent is not None and not self._is_taking:
             rest = {id(chunk): chunk for chunk in self._lent}
@@ -840,20 +835,20 @@ class PullConsumer:
     def commit(self, done: Commits | None = None) -> dict[Queue, int]:
         """Store progress, and return when the broker has it; see `AsyncPullConsumer.commit`.
 
-        An iteration goes on with what it has; without an argument, that is not committed.
+        Without an argument, messages that an iteration has not returned yet are not committed.
         """
         if done is not None:
             return self._run(self._consumer.commit(done))
         return self._run(self._commit_returned())
 
     async def _commit_returned(self) -> dict[Queue, int]:
-        """On the loop: what was broken off is given back, what an iteration still has is not."""
+        """On the loop: gives back the chunks of an interrupted call, not those of an iteration."""
         if self._lent is not None and not self._is_taking:
             self._give_back()
         return await self._consumer.commit_but(self._unread())
 
     def _unread(self) -> list[tuple[Chunk, int]]:
-        """What was taken and not returned: chunks, and from which offset on."""
+        """Chunks that were taken and not returned, with the offset from which on."""
         unread = [(chunk, chunk.first_offset) for chunk in self._lent or ()]
         # The first of each chunk comes last, and counts.
         first = {id(chunk): (chunk, message) for chunk, message in reversed(tuple(self._iterated))}
@@ -870,7 +865,7 @@ class PullConsumer:
         warn_deprecated("PullConsumer.counts()", "statistics().delays")
         return self.statistics().delays
 
-    # ---- crossing over
+    # ---- calls to the consumer's thread
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
@@ -883,10 +878,10 @@ class PullConsumer:
         return self._thread.run(coroutine)
 
     def _do(self, call: Callable[[], T]) -> T:
-        """A call that does not wait, made where the state belongs."""
+        """Make a call that does not wait on the consumer's thread."""
         self._check_process()
         if not self._is_running:
-            # Before the start no other thread uses it; after the end it raises by itself.
+            # Before the start no other thread uses the state; after the end the call raises.
             return call()
         return self._thread.run(_called(call))
 

@@ -129,11 +129,11 @@ class PullCore:
             consume_from=begin,
             settings=rebalance,
             listener=listener,
-            # Who commits by hand has no progress before: to look must not change a group.
+            # Without automatic commits reading must not change the progress of a group.
             commits_start=settings.auto_commit,
             refusals=self.puller.refusals,
         )
-        # A poll that waits looks again.
+        # A waiting poll checks again.
         self.puller.refusals.on_refused = self.cache.arrived.set
         self._assigning = Assigning(
             engine,
@@ -151,7 +151,7 @@ class PullCore:
         self._auto_commit: Periodic | None = None
 
     def consumer_data(self) -> ConsumerData:
-        """What heartbeats say; assigned queues are not part of it."""
+        """The content of heartbeats; assigned queues are not part of it."""
         is_shared = self._mode is Mode.SUBSCRIBE
         return ConsumerData(
             group_name=self.group,
@@ -184,7 +184,7 @@ class PullCore:
         except BaseException:
             await self.stop(settles=False)
             if self._owns_engine:
-                await self.engine.stop()  # a stop in the middle of the start came too early for it
+                await self.engine.stop()  # a concurrent stop may have missed it
             raise
 
     async def _begin_work(self) -> None:
@@ -198,7 +198,7 @@ class PullCore:
         if self._mode is Mode.ASSIGN:
             await self._assigning.check(self._planned)
             await self._assigning.assign(self._planned)
-        self.check_running()  # it may have been stopped meanwhile
+        self.check_running()  # a concurrent stop
         settings = self.settings
         if settings.auto_commit:
             self._auto_commit = self.engine.every(
@@ -208,10 +208,10 @@ class PullCore:
             )
 
     async def stop(self, *, settles: bool = True) -> None:
-        """Give the queues up and leave the group; with `settles` everything returned is done.
+        """Release the queues and leave the group; with `settles` everything returned is done.
 
-        There is one stop for all callers: the first one says what is done, all of them wait
-        for its end, and it goes on when one of them is cancelled.
+        All callers share one stop: the first one sets `settles`, all wait for the end, and the
+        cancellation of a caller does not end it.
         """
         if self._stopping is None:
             was_running = self.is_running
@@ -228,9 +228,9 @@ class PullCore:
             if was_running and self.engine.is_running:
                 await self._leave(settles=settles)
         except Exception:
-            # It may have no waiter any more.
+            # No caller may be waiting for it.
             log.exception(
-                "a pull consumer of group %s did not stop in order",
+                "a pull consumer of group %s did not stop gracefully",
                 self.group,
                 extra={"group": self.group},
             )
@@ -261,7 +261,7 @@ class PullCore:
     def unsubscribe(self, topic: str) -> None:
         self._enter(Mode.SUBSCRIBE)
         if self.subscriptions.remove(topic) and self.is_running:
-            # Who gives queues up has done with what they gave.
+            # Everything that polls returned of the released queues counts as done.
             self.cache.settle()
             self.engine.spawn(self._resubscribed(), f"unsubscribe {self.group}")
 
@@ -271,17 +271,17 @@ class PullCore:
         try:
             await check_subscriptions(self.engine, self.group, self.subscriptions)
         except OrbitError as error:
-            log.error("%s", error, extra={"group": self.group})  # noqa: TRY400  # says it all
+            log.error("%s", error, extra={"group": self.group})  # noqa: TRY400  # the text is enough
 
     def plan(self, subscriptions: Iterable[Subscription], queues: Iterable[Queue]) -> None:
-        """Be assigned these queues, with the start or by `assign`."""
+        """Set the queues that the start or `assign` assigns."""
         self._enter(Mode.ASSIGN)
         self._planned = tuple(dict.fromkeys(queues))
         for subscription in subscriptions:
             self._want(subscription)
 
     async def assign(self, subscriptions: Sequence[Subscription], queues: Sequence[Queue]) -> None:
-        """Be assigned these queues, now. What is refused changes nothing."""
+        """Assign these queues now. A refusal changes nothing."""
         self._enter(Mode.ASSIGN)
         if self.is_running:
             await check_subscriptions(self.engine, self.group, subscriptions)
@@ -293,11 +293,11 @@ class PullCore:
             await self._assigning.assign(self._planned)
 
     def _want(self, subscription: Subscription) -> None:
-        """Note what is wanted of a topic, and ask for that in the queues that are pulled.
+        """Set the subscription to a topic, and pull its queues by the new filter.
 
-        What is held at the broker still waits for what was wanted before, and its answer would lead
-        behind what is wanted now; what is cached was chosen by the old filter. So each queue is
-        pulled again, from the first message that no poll has returned.
+        The answer of a pull that the broker holds would skip messages of the new filter, and cached
+        messages were chosen by the old one. Each queue is therefore pulled again, from the first
+        message that no poll has returned.
         """
         before = self.subscriptions.get(subscription.topic)
         said = self.subscriptions.put(subscription)
@@ -320,7 +320,7 @@ class PullCore:
 
     @property
     def owned(self) -> Mapping[Queue, OwnedQueue]:
-        """The assigned queues, however they came to be."""
+        """The assigned queues, in either mode."""
         return self._assigning.owned if self._mode is Mode.ASSIGN else self.rebalancer.owned
 
     def assigned(self, queue: Queue) -> OwnedQueue:
@@ -339,15 +339,14 @@ class PullCore:
         self,
         messages: int,
         size: int | None,
-        timeout: float,  # noqa: ASYNC109  # when it has passed there is simply nothing
+        timeout: float,  # noqa: ASYNC109  # then the result is empty
         *,
         least: int = 1,
     ) -> list[Chunk]:
-        """What is there, at most so much; waits for `least` messages, at most `timeout`.
+        """The cached messages within the limits; waits up to `timeout` for `least` messages.
 
-        What earlier calls returned is settled by this one. Raises `AccessDenied` when that is why
-        nothing can come any more, and `NoNameServer`, `NoRoute` or `GroupRefused` when that is why
-        nothing was ever consumed.
+        Settles what earlier calls returned. Raises `AccessDenied` when it prevents all messages,
+        and `NoNameServer`, `NoRoute` or `GroupRefused` when nothing was consumed because of it.
         """
         self._begin_poll()
         cache = self.cache
@@ -365,10 +364,10 @@ class PullCore:
         return chunks
 
     def _check_not_hindered(self) -> None:
-        """Raise what keeps messages away, instead of returning none indefinitely.
+        """Raise the error that prevents messages, instead of returning none indefinitely.
 
-        What may pass only if it never got to any: once one of its topics was consumed, there may
-        simply be none, and what is wrong with the others, or now, is in the log.
+        A temporary error is raised only until one of the topics was consumed: later errors are
+        logged, because an empty poll may simply mean that there are no messages.
         """
         if (denial := self.denial) is not None:
             raise copy.copy(denial)
@@ -380,7 +379,7 @@ class PullCore:
 
     @property
     def denial(self) -> AccessDenied | None:
-        """Why nothing can come until an account is changed."""
+        """The denial that prevents all messages until the account is changed."""
         if self._mode is not Mode.ASSIGN:
             return self.rebalancer.denial
         queues: dict[str, list[Queue]] = {}
@@ -390,7 +389,7 @@ class PullCore:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What keeps messages away now, a sentence each."""
+        """Present problems that delay messages, a sentence each."""
         found = (*self.rebalancer.troubles, *self._assigning.troubles, *self.puller.troubles)
         return tuple(dict.fromkeys(found))
 
@@ -400,7 +399,7 @@ class PullCore:
         return self.subscriptions.topics
 
     def chunks_now(self, messages: int) -> list[Chunk]:
-        """The same, as far as it does not need to be waited for."""
+        """As `next_chunks`, without waiting."""
         self._begin_poll()
         return self.cache.take(messages)
 
@@ -417,7 +416,7 @@ class PullCore:
 
     async def _wait(self, least: int, timeout: float) -> None:  # noqa: ASYNC109
         if timeout <= 0:
-            # Others get their turn: a program that polls in a circle must not starve the pulls.
+            # A program that polls in a loop must not starve the pulls.
             await asyncio.sleep(0)
             return
         cache = self.cache
@@ -433,7 +432,7 @@ class PullCore:
         return self.cache.of(self.assigned(queue)).returned
 
     async def seek(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on from these offsets. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
+        """Continue from these offsets. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
         for queue, offset in offsets.items():
             whole(offset, "an offset to seek", least=0)
             self.assigned(queue)
@@ -449,7 +448,7 @@ class PullCore:
             raise OffsetOutOfRange(queue, offset, first, end)
 
     def place(self, owned: OwnedQueue, offset: int) -> None:
-        """Go on from here; what was fetched of the queue is forgotten."""
+        """Continue from an offset and discard the cached messages of the queue."""
         self.cache.place(owned, offset)
         owned.next_offset = offset
         self.puller.restart(owned)
@@ -467,9 +466,9 @@ class PullCore:
     # ---- commits
 
     async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
-        """Store positions: what polls have returned, or `offsets`. Returns what was stored.
+        """Store the returned positions, or `offsets`, and return what was stored.
 
-        All of them or none: positions that cannot be are refused before one is stored.
+        An invalid position is refused before any is stored.
         """
         self.check_running()
         if offsets is None:
@@ -480,7 +479,7 @@ class PullCore:
             self.cache.of(owned).settled = positions[queue]
             self.progress.update(queue, positions[queue], increase_only=False)
         self.cache.settled.set()
-        # Whoever asks for it gets an answer of the broker, not what we believe.
+        # An explicit commit is always sent, also when the broker is believed to have it.
         self.progress.insist(positions)
         await self.progress.persist(positions)
         return positions
@@ -498,10 +497,10 @@ class PullCore:
             )
 
 
-# ---- queues that the application assigns itself
+# ---- queues that the application assigns
 
 
-#: Seconds before a queue is tried again whose start could not be worked out.
+#: Seconds between attempts to find the start offset of a queue.
 _RETRY = 1.0
 
 
@@ -518,7 +517,7 @@ class Assigning:
         *,
         commits_start: bool,
     ) -> None:
-        """`commits_start`: where a queue without progress is begun is its progress from then on."""
+        """`commits_start`: the start offset of a queue without progress becomes its progress."""
         self._engine = engine
         self._puller = puller
         self._progress = progress
@@ -526,10 +525,10 @@ class Assigning:
         self._start = starting.begin if commits_start else starting.offset
         self._owned: dict[Queue, OwnedQueue] = {}
         self._wanted: set[Queue] = set()
-        #: Why queues that are wanted could not be begun so far.
+        #: Why wanted queues could not be started so far.
         self._problems: dict[Queue, OrbitError] = {}
         self._tracked: set[str] = set()
-        #: Held while the assignment changes: one call may want back what another gives up.
+        #: Held while the assignment changes: calls may overlap.
         self._changing = asyncio.Lock()
         self._is_stopped = False
 
@@ -538,7 +537,7 @@ class Assigning:
         return self._owned
 
     async def check(self, queues: Iterable[Queue]) -> None:
-        """Whether they can be assigned. Raises `NoRoute`, or `SettingError` for an unknown one."""
+        """Check that queues exist. Raises `NoRoute`, or `SettingError` for an unknown queue."""
         wanted = set(queues)
         for topic in {queue.topic for queue in wanted}:
             known = await self._engine.routes.subscribe_queues(topic)
@@ -549,22 +548,22 @@ class Assigning:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What keeps queues from being begun; one stands for all, as they have it in common."""
+        """Why queues could not be started; the first one, as the reason is usually shared."""
         return tuple(
-            f"{queue} cannot be begun: {problem}"
+            f"{queue} cannot be started: {problem}"
             for queue, problem in self._problems.items()
             if not is_access_denied(problem)
         )[:1]
 
     def check_begun(self, queue: Queue) -> None:
-        """Raise why a queue that is wanted could not be begun so far."""
+        """Raise the reason why a wanted queue could not be started so far."""
         if queue in self._wanted and (problem := self._problems.get(queue)) is not None:
             raise copy.copy(self._puller.refusals.of_all([queue]) or problem)
 
     async def assign(self, queues: Iterable[Queue]) -> None:
-        """Exactly these from now on, which were checked.
+        """Assign exactly these checked queues.
 
-        Where a queue begins may be unknown for a while; then it is begun later.
+        A queue whose start offset is not known yet is started later.
         """
         wanted = set(queues)
         async with self._changing:
@@ -595,13 +594,16 @@ class Assigning:
             refusals = self._puller.refusals
             if not (isinstance(error, BrokerRefused) and refusals.refused(queue, error)):
                 log.warning(
-                    "where %s begins cannot be said: %s", queue, error, extra={"queue": str(queue)}
+                    "the start offset of %s is not known: %s",
+                    queue,
+                    error,
+                    extra={"queue": str(queue)},
                 )
             self._problems[queue] = error
             self._engine.spawn(self._begin_later(queue), f"begin {queue}")
             return
         self._problems.pop(queue, None)
-        self._puller.refusals.given_up(queue)  # its pulls are the next to ask
+        self._puller.refusals.given_up(queue)
         if queue in self._wanted and queue not in self._owned:
             now = self._engine.clock.monotonic()
             owned = self._owned[queue] = OwnedQueue(queue, offset, now=now)
@@ -613,18 +615,18 @@ class Assigning:
             await self._begin(queue)
 
     async def _end(self, gone: list[OwnedQueue]) -> None:
-        """Give queues up; their progress is reported, as far as that is the consumer's business.
+        """Release queues and report their progress.
 
-        In one report: a broker that is silent is waited for once, not for each queue.
+        One report for all queues: a silent broker is waited for once.
         """
         for owned in gone:
             owned.is_draining = True
             self._puller.end(owned)
         try:
-            # Nobody waits for the queues, and the application knows what it does.
+            # No other member waits for assigned queues.
             await asyncio.gather(*(self._settling.drain(owned, 0.0) for owned in gone))
         finally:
-            # Also after a cancellation: a queue that is not pulled must not look assigned.
+            # Also when cancelled: a queue that is not pulled must not look assigned.
             for owned in gone:
                 owned.drop()
                 del self._owned[owned.queue]
@@ -637,17 +639,17 @@ class Assigning:
                 self._progress.forget(owned.queue)
 
     async def stop(self) -> None:
-        """Give everything up; calls that wait to change the assignment fail."""
+        """Release all queues; later assignments have no effect."""
         self._is_stopped = True
         self._wanted = set()
         async with self._changing:
-            # Whoever was at it when the stop came may have wanted others since.
+            # A concurrent assignment may have set others meanwhile.
             self._wanted = set()
             await self._end(list(self._owned.values()))
             self._track(set())
 
 
-# ---- commits: what counts as done
+# ---- commits
 
 
 #: What may be committed: positions, or the last message that is done.
@@ -671,9 +673,9 @@ def positions_of(done: Commits) -> Mapping[Queue, int]:
 
 
 async def check_positions(core: PullCore, positions: Mapping[Queue, int]) -> None:
-    """Refuse what is no position, or beyond the end: whatever comes up to it would be lost.
+    """Refuse invalid positions, and those beyond the end, which would skip later messages.
 
-    Brokers are asked only for what the pulls do not know to be there.
+    Brokers are asked only when the pulls have not seen the offset.
     """
     unknown: dict[Queue, int] = {}
     for queue, offset in positions.items():
@@ -688,11 +690,10 @@ async def check_positions(core: PullCore, positions: Mapping[Queue, int]) -> Non
 
 
 class Trouble:
-    """Whether an error came between taking messages and the end, by what the caller handles.
+    """Whether an error occurred between the last poll and the stop.
 
-    A caller handles an error in `except`, and while it is on its way, in `finally`. One that it
-    handled already when it took the messages, or that somebody does who called it, says nothing
-    about them.
+    The stop may be called in `except` or `finally`, while the error is handled. An error that was
+    handled already when the messages were taken does not count.
     """
 
     __slots__ = ("_earlier",)
@@ -701,21 +702,21 @@ class Trouble:
         self._earlier: BaseException | None = None
 
     def note(self) -> None:
-        """Messages are about to be taken: what is handled now is not their fault."""
+        """Called before messages are taken: an error that is handled now is an earlier one."""
         self._earlier = sys.exc_info()[1]
 
     @property
     def is_there(self) -> bool:
-        """Whether an error is handled now that was not then."""
+        """Whether an error is handled now that was not handled then."""
         error = sys.exc_info()[1]
         return error is not None and error is not self._earlier
 
 
 # ---- hand-over of a queue
 #
-# A queue that another member waits for is kept until the application has finished what it was
-# given: until its next poll, or until its commit when it commits by itself. The time for that is
-# bounded; what is not finished by then is delivered a second time.
+# A queue that another member waits for is kept until the application has finished its messages:
+# until its next poll, or without automatic commits until its commit. The time is bounded; messages
+# that are not finished by then are delivered again.
 
 
 class Settling:
@@ -734,12 +735,12 @@ class Settling:
                 self._note(queue)
 
     def end(self) -> None:
-        """No poll and no commit will follow: nothing is worth waiting for any more."""
+        """No poll and no commit will follow: drains no longer wait."""
         self._is_ending = True
         self._cache.settled.set()
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
-        """Give out no more of a queue and wait until what was returned is done with."""
+        """Stop returning messages of a queue and wait until the returned ones are done."""
         self._cache.clear(owned)
         queue = self._cache.of(owned)
         try:
@@ -785,7 +786,7 @@ def at_time(time: Instant) -> Find:
 
 
 async def find_offsets(core: PullCore, queues: Iterable[Queue], find: Find) -> dict[Queue, int]:
-    """An offset of each queue, as their brokers say. Raises when one of them does not."""
+    """An offset of each queue from its broker. Raises when a broker does not answer."""
     core.check_running()
     asked = tuple(queues)
     for topic in {queue.topic for queue in asked}:
@@ -795,7 +796,7 @@ async def find_offsets(core: PullCore, queues: Iterable[Queue], find: Find) -> d
 
 
 def lags(core: PullCore) -> dict[Queue, int]:
-    """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
+    """Messages in the assigned queues that were not returned, as of the last pulls."""
     return {
         queue.owned.queue: max(0, queue.owned.max_offset - queue.returned)
         for queue in core.cache.queues
