@@ -259,13 +259,17 @@ async def test_letters_are_exported_as_parquet(world, tmp_path):
 
 
 async def test_an_export_that_fails_leaves_the_file_of_before(world, tmp_path, monkeypatch):
+    await _letters(world)
     path = tmp_path / "dead.jsonl"
     path.write_text("what was there before")
 
     async def broken(*_, **__):
-        raise AdminError("no more")
-        yield
+        for number in range(2):
+            if number:
+                raise AdminError("no more")
+            yield letter
 
+    (letter,) = await world.admin.dead_letters.sample(GROUP)
     monkeypatch.setattr(world.admin.dead_letters, "list", broken)
 
     with pytest.raises(AdminError, match="no more"):

@@ -381,7 +381,7 @@ class AsyncGroups:
         if members is None:
             return ()
         found = {
-            (each.kind, each.topic, each.client_id): each for each in reported_findings(reported)
+            (each.kind, each.topic, each.client_id): each for each in told_findings(reported)
         }
         # Apache's brokers do not look for this; OrbitMQ's have reported it already.
         for each in (
@@ -734,7 +734,7 @@ class _FindingText(msgspec.Struct, rename="camel"):
     addresses: tuple[str, ...] = ()
 
 
-def reported_findings(texts: Iterable[str]) -> tuple[Finding, ...]:
+def told_findings(texts: Iterable[str]) -> tuple[Finding, ...]:
     """The findings of brokers, without duplicates."""
     found: dict[object, Finding] = {}
     for text in texts:
