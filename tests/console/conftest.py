@@ -1,20 +1,26 @@
-"""Fixtures of the console's tests: a cluster, and a console that watches it."""
+"""Fixtures of the console's tests: a cluster, what looks at it, and a console with a browser."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.engine import Engine
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client_admin import World
-from tests.support.consoles import Browser, console_of
+from tests.support.consoles import Browser, console_of, settings_for
+
+QUEUE = Queue("orders", "broker-a", 0)
+OTHER = Queue("orders", "broker-b", 1)
 
 
 @dataclass
 class Desk:
-    """Where a test sits: brokers on one side, the page on the other."""
+    """A cluster, and the console that a test reads."""
 
     cluster: AsyncEmbeddedCluster
     world: World
@@ -22,14 +28,39 @@ class Desk:
 
     @property
     def aim(self) -> str:
-        """How commands end that ask this cluster."""
+        """The end of a command for this cluster."""
         return f" --name-server {self.cluster.name_server}"
+
+
+@dataclass
+class Watch:
+    """A cluster, and what the parts of a console look at it with."""
+
+    cluster: AsyncEmbeddedCluster
+    engine: Engine
+    admin: AsyncAdmin
+    world: World
 
 
 def read_only(browser: Browser, *, write: bool = False) -> None:
     """Take the rights of a console away, or give them back."""
-    parts = browser.console.state
-    parts.settings = replace(parts.settings, write=write)
+    state = browser.console.state
+    state.settings = replace(state.settings, write=write)
+
+
+async def die(
+    world: World, count: int, reason: str = "why", *, start: int = 0, group: str = "billing"
+) -> None:
+    """Make dead letters of `orders`, with a key and an id each."""
+    for number in range(start, start + count):
+        await world.die(
+            QUEUE,
+            f"body {number}".encode(),
+            reason,
+            group=group,
+            KEYS=f"order-{number}",
+            UNIQ_KEY=f"7F000001{sum(group.encode()):08X}{number:016X}",
+        )
 
 
 @pytest.fixture
@@ -46,3 +77,17 @@ async def desk():
                 yield Desk(cluster, world, browser)
         finally:
             await world.close()
+
+
+@pytest.fixture
+async def watch():
+    """Two brokers with the topic `orders`, and no console."""
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(AsyncEmbeddedCluster(brokers=2))
+        await cluster.create_topic("orders", queues=4)
+        settings = settings_for(cluster).client
+        engine = await stack.enter_async_context(Engine(settings, clock=cluster.clock))
+        admin = AsyncAdmin.on(engine)
+        world = World(cluster, admin)
+        stack.push_async_callback(world.close)
+        yield Watch(cluster, engine, admin, world)

@@ -1,23 +1,43 @@
-"""The door: who gets in, from where, and what they may do."""
+"""Access: hosts, sites, passwords, sessions, tokens and write rights."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
+import pytest
 from starlette.routing import Route
 
-from orbitmq.client.routes import Queue
-from orbitmq.console import answers as streams
-from orbitmq.console.answers import LARGEST
+from orbitmq.console import http
 from orbitmq.console.app import api
+from orbitmq.console.http import LARGEST, MOST_SESSIONS, WINDOW, Logins, cookie_name
+from orbitmq.console.settings import Forbidden, TooManyAttempts
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.console.conftest import read_only
+from tests.console.conftest import die, read_only
 from tests.support.consoles import DEADLINE, console_of
 from tests.support.consuming import until
 
 PASSWORD = "correct horse battery"  # noqa: S105
 TOKEN = "staple-of-pipelines"  # noqa: S105
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+async def locked():
+    """A console with a password and a token for pipelines."""
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        console_of(cluster, password=PASSWORD, token=TOKEN) as browser,
+    ):
+        await cluster.create_topic("secret-plans")
+        yield browser
+
+
+async def log_in(browser):
+    answer = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
+    assert answer.status == 200
+    browser.csrf = answer.json["csrf"]
+    return answer
 
 
 async def test_every_answer_forbids_foreign_scripts(desk):
@@ -33,41 +53,63 @@ async def test_every_answer_forbids_foreign_scripts(desk):
     assert answer.json["error"]
 
 
-async def test_a_name_that_points_here_is_not_enough(desk):
-    for host in ("evil.example", "localhost.evil.example", "evil.example:80", ""):
-        answer = await desk.browser.ask("GET", "/api/v1/now", headers={"host": host})
+async def test_only_addresses_and_known_names_of_this_host_are_served(desk):
+    async def asked(host):
+        return await desk.browser.ask("GET", "/api/v1/now", headers={"host": host})
 
+    for host in ("evil.example", "localhost.evil.example", "evil.example:80", ""):
+        answer = await asked(host)
         assert answer.status == 403
         assert "--allow-host" in answer.json["error"]
-
-
-async def test_addresses_of_this_machine_are_always_fine(desk):
     for host in ("localhost", "localhost:8090", "127.0.0.1", "[::1]:8090"):
-        assert (await desk.browser.ask("GET", "/api/v1/now", headers={"host": host})).status == 200
+        assert (await asked(host)).status == 200
+    async with console_of(desk.cluster, allowed_hosts=("Console.Example.org",)) as browser:
+        allowed = await browser.ask("GET", "/", headers={"host": "console.example.ORG:443"})
+    assert allowed.status == 200
 
 
-async def test_a_host_with_a_path_in_it_opens_no_door():
-    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
-        for host in ("127.0.0.1:80/static/?", "[::1]/static/#", "localhost:1/x?", "[::1]x", "a b"):
-            for method, path in (("GET", "/api/v1/topics"), ("DELETE", "/api/v1/topics/x")):
-                answer = await browser.ask(method, path, headers={"host": host})
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:80/static/?", "[::1]/static/#", "localhost:1/x?", "[::1]x", "a b"]
+)
+async def test_a_path_in_the_host_header_does_not_replace_the_login(locked, host):
+    for method, path in (("GET", "/api/v1/topics"), ("DELETE", "/api/v1/topics/x")):
+        answer = await locked.ask(method, path, headers={"host": host})
 
-                assert answer.status in (400, 401, 403), (host, path)
+        assert answer.status in (400, 401, 403), path
 
 
-async def test_another_site_cannot_make_it_work_either(desk):
+async def test_other_sites_may_link_to_the_page_but_not_use_the_api(desk):
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
         headers = {"sec-fetch-site": site}
         answer = await desk.browser.ask("GET", "/api/v1/topology", headers=headers)
         page = await desk.browser.ask("GET", "/topology", headers=headers)
 
-        assert answer.status == status
-        # A link to the page itself is fine wherever it is.
-        assert page.status == 200
+        assert (answer.status, page.status) == (status, 200)
 
 
-async def test_files_outside_of_the_page_s_own_are_not_given_away(desk):
-    for path in (
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-csrf-token": ""},
+        {"x-csrf-token": "wrong"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+    ],
+)
+async def test_another_site_cannot_change_anything(desk, headers):
+    draft = {"name": "made-by-evil", "queues": 1}
+
+    answer = await desk.browser.ask("POST", "/api/v1/topics", draft, headers=headers)
+
+    assert answer.status == 403
+    names = [topic.name for topic in await desk.world.admin.topics.list()]
+    assert "made-by-evil" not in names
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
         "/static/../app.py",
         "/static/%2e%2e/app.py",
         "/static/..%2fapp.py",
@@ -75,90 +117,27 @@ async def test_files_outside_of_the_page_s_own_are_not_given_away(desk):
         "/static/%2fetc%2fpasswd",
         "/static/views",
         "/static/%00",
-    ):
-        answer = await desk.browser.ask("GET", path)
+    ],
+)
+async def test_files_outside_of_the_static_ones_are_not_served(desk, path):
+    answer = await desk.browser.ask("GET", path)
 
-        assert b"import" not in answer.body.replace(b"@import", b"") or b"<html" in answer.body
-        assert b"root:" not in answer.body
-        assert answer.status in (200, 400, 404), path
-        if answer.status == 200:
-            assert b'id="boot"' in answer.body, path
-
-
-async def test_a_stream_ends_with_the_session(monkeypatch):
-    monkeypatch.setattr(streams, "_SILENCE", 0.05)
-    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
-        answer = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
-        browser.csrf = answer.json["csrf"]
-        listening = asyncio.create_task(browser.ask("GET", "/api/v1/events"))
-        events = browser.console.state.events
-        await until(lambda: events.listeners == 1)
-        await browser.post("/logout", None, 204)
-        async with asyncio.timeout(DEADLINE):
-            ended = await listening
-
-    assert ended.status == 200
-    assert ended.body.startswith(b"retry:")
+    assert b"root:" not in answer.body
+    assert answer.status in (400, 404) or b'id="boot"' in answer.body
 
 
-async def test_those_whom_nobody_knows_may_not_send_much():
-    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
-        answer = await browser.ask("POST", "/api/v1/login", {"password": "x" * 5000})
+async def test_without_write_rights_the_answer_names_the_command(desk):
+    read_only(desk.browser)
+    refused = await desk.browser.post("/topics", {"name": "new"}, 403)
+    preview = await desk.browser.post("/topics", {"name": "new", "queues": 2, "dry_run": True})
 
-    assert answer.status == 400
-
-
-async def test_a_name_can_be_allowed():
-    async with (
-        AsyncEmbeddedCluster() as cluster,
-        console_of(cluster, allowed_hosts=("Console.Example.org",)) as browser,
-    ):
-        answer = await browser.ask("GET", "/", headers={"host": "console.example.ORG:443"})
-
-    assert answer.status == 200
+    assert "orbitmq topic create new" in refused["error"]
+    assert preview["command"] == f"orbitmq topic create new --queues 2{desk.aim}"
+    assert (await desk.browser.get("/me"))["write"] is False
 
 
-async def test_another_site_cannot_change_anything(desk):
-    wish = {"name": "made-by-evil", "queues": 1}
-    for headers in (
-        {"x-csrf-token": ""},
-        {"x-csrf-token": "wrong"},
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-    ):
-        answer = await desk.browser.ask("POST", "/api/v1/topics", wish, headers=headers)
-
-        assert answer.status == 403, headers
-    names = [topic.name for topic in await desk.world.admin.topics.list()]
-    assert "made-by-evil" not in names
-
-
-async def test_without_write_rights_it_says_how_to_do_it_instead():
-    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, write=False) as browser:
-        await cluster.create_topic("orders")
-        aim = f"--name-server {cluster.name_server}"
-        refused = [
-            await browser.post("/topics", {"name": "new"}, 403),
-            await browser.send("PATCH", "/topics/orders", {"queues": 9}, 403),
-            await browser.send("DELETE", "/topics/orders", None, 403),
-            await browser.post("/send", {"topic": "orders", "body": "x"}, 403),
-            await browser.post("/groups/g/pause", None, 403),
-            await browser.post("/dead-letters/g/replay", {"count": 1}, 403),
-            await browser.post("/progress/apply", {"plan": "x"}, 403),
-        ]
-        assert cluster.messages("orders") == []
-        assert (await browser.get("/me"))["write"] is False
-        preview = await browser.post("/topics", {"name": "new", "queues": 2, "dry_run": True})
-
-    assert all("--write" in each["error"] for each in refused)
-    assert "orbitmq topic create new" in refused[0]["error"]
-    assert preview["command"] == f"orbitmq topic create new --queues 2 {aim}"
-
-
-#: Addresses that are not asked with GET and change nothing of the cluster or the list of pipelines:
-#: the way in and out, plans, previews, and the reports of drivers, who have a token for that.
+#: Requests other than GET that change neither the cluster nor the list of pipelines, and reports
+#: of drivers, which have a token.
 HARMLESS = {
     ("POST", "/login"),
     ("POST", "/logout"),
@@ -168,12 +147,12 @@ HARMLESS = {
 }
 
 
-async def test_every_address_that_changes_something_needs_the_right_and_leaves_a_line(desk):
+async def test_every_address_that_changes_something_needs_write_rights_and_leaves_an_audit_line(
+    desk,
+):
     page = desk.browser
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
-    queue = Queue("orders", "broker-a", 0)
-    for number in range(3):
-        await desk.world.die(queue, b"x", "KeyError", group="billing", KEYS=f"order-{number}")
+    await die(desk.world, 3)
     await page.post("/pipelines/q", {"state": "stopped"}, 204)
     slow = await page.post("/dead-letters/billing/replay", {"rate": 0.01}, 202)
     move = {"action": "reset", "group": "billing", "topic": "orders", "to": "end"}
@@ -196,7 +175,7 @@ async def test_every_address_that_changes_something_needs_the_right_and_leaves_a
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"GET", "HEAD"}
     }
-    # Whoever adds an address says here what it does.
+    # A new address is classified here.
     assert changing == asked.keys() | HARMLESS
 
     async def lines():
@@ -219,38 +198,22 @@ async def test_every_address_that_changes_something_needs_the_right_and_leaves_a
         assert await lines() > before, path
 
 
-async def test_who_may_only_look_may_stop_a_dry_run(desk):
-    read_only(desk.browser)
-    wish = {"dry_run": True}
-
-    begun = await desk.browser.post("/dead-letters/billing/replay", wish, 202)
-    await desk.browser.send("DELETE", f"/replays/{begun['id']}")
-
-    assert (await desk.browser.get("/audit"))["lines"] == []
-
-
-async def test_nothing_is_shown_before_the_password(caplog):
+async def test_nothing_is_shown_before_the_password_and_after_the_logout(locked, caplog):
     caplog.set_level(logging.DEBUG)
-    async with (
-        AsyncEmbeddedCluster() as cluster,
-        console_of(cluster, password=PASSWORD, token=TOKEN) as browser,
-    ):
-        await cluster.create_topic("secret-plans")
-        page = (await browser.ask("GET", "/")).body.decode()
-        me = await browser.get("/me")
-        before = await browser.ask("GET", "/api/v1/topics")
-        events = await browser.ask("GET", "/api/v1/events")
-        wrong = await browser.ask("POST", "/api/v1/login", {"password": "correct horse"})
-        right = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
-        cookie = right.headers["set-cookie"]
-        browser.csrf = right.json["csrf"]
-        await browser.until("/topics?search=secret-plans", lambda found: found["total"] == 1)
-        inside = (await browser.ask("GET", "/")).body.decode()
-        await browser.post("/logout", None, 204)
-        after = await browser.ask("GET", "/api/v1/topics")
 
-    assert (before.status, events.status, wrong.status, after.status) == (401, 401, 403, 401)
+    page = (await locked.ask("GET", "/")).body.decode()
+    me = await locked.get("/me")
+    before = [(await locked.ask("GET", f"/api/v1/{it}")).status for it in ("topics", "events")]
+    wrong = await locked.ask("POST", "/api/v1/login", {"password": "correct horse"})
+    large = await locked.ask("POST", "/api/v1/login", {"password": "x" * 5000})
+    cookie = (await log_in(locked)).headers["set-cookie"]
+    await locked.until("/topics?search=secret-plans", lambda found: found["total"] == 1)
+    inside = (await locked.ask("GET", "/")).body.decode()
+    await locked.post("/logout", None, 204)
+    after = await locked.ask("GET", "/api/v1/topics")
+
     assert me == {"login": True, "version": None}
+    assert (*before, wrong.status, large.status, after.status) == (401, 401, 403, 400, 401)
     assert "HttpOnly" in cookie
     assert "samesite=strict" in cookie.lower()
     for text in (page, inside, caplog.text):
@@ -258,7 +221,21 @@ async def test_nothing_is_shown_before_the_password(caplog):
         assert TOKEN not in text
 
 
-async def test_guessing_is_slowed_down():
+async def test_a_stream_ends_with_the_session(locked, monkeypatch):
+    monkeypatch.setattr(http, "_SILENCE", 0.05)
+    await log_in(locked)
+    listening = asyncio.create_task(locked.ask("GET", "/api/v1/events"))
+    await until(lambda: locked.console.state.events.listeners == 1)
+
+    await locked.post("/logout", None, 204)
+    async with asyncio.timeout(DEADLINE):
+        ended = await listening
+
+    assert ended.status == 200
+    assert ended.body.startswith(b"retry:")
+
+
+async def test_after_wrong_passwords_an_address_has_to_wait():
     async with (
         AsyncEmbeddedCluster() as cluster,
         console_of(cluster, password=PASSWORD, attempts=2) as browser,
@@ -271,84 +248,145 @@ async def test_guessing_is_slowed_down():
     assert int(answer.headers["retry-after"]) > 0
 
 
-async def test_pipelines_report_with_their_token():
-    report = {"state": "running"}
-    async with (
-        AsyncEmbeddedCluster() as cluster,
-        console_of(cluster, password=PASSWORD, token=TOKEN) as browser,
-    ):
-
-        async def status(**headers):
-            answer = await browser.ask("POST", "/api/v1/pipelines/q", report, headers=headers)
-            return answer.status
-
-        found = [
-            await status(),
-            await status(authorization="Bearer wrong"),
-            await status(authorization=f"Basic {TOKEN}"),
-            await status(authorization=f"Bearer {TOKEN}"),
-        ]
-        text = await browser.ask(
-            "POST",
-            "/api/v1/pipelines/q",
-            body=b"{}",
-            headers={"authorization": f"Bearer {TOKEN}", "content-type": "text/plain"},
-        )
-
-    assert found == [403, 403, 403, 204]
-    assert text.status == 403
-
-
-async def test_requests_that_are_too_large_or_no_json_are_refused(desk):
-    large = await desk.browser.ask("POST", "/api/v1/send", body=b"[" * (LARGEST + 1))
-    broken = await desk.browser.ask("POST", "/api/v1/send", body=b"{nonsense")
-
-    assert large.status == 400
-    assert broken.status == 400
-
-
-async def test_two_consoles_on_one_machine_keep_their_logins_apart():
-    async with (
-        AsyncEmbeddedCluster() as cluster,
-        console_of(cluster, password=PASSWORD) as first,
-        console_of(cluster, password=PASSWORD) as second,
-    ):
+async def test_two_consoles_on_one_machine_keep_their_logins_apart(locked):
+    async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as second:
         # A browser sends both the cookies of the host, whatever the port.
-        second.cookies = first.cookies
-        for browser in (first, second):
-            assert (
-                await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
-            ).status == 200
-
-        for browser in (first, second):
+        second.cookies = locked.cookies
+        for browser in (locked, second):
+            await log_in(browser)
+        for browser in (locked, second):
             await browser.get("/audit")
-        await second.begin()
-        out = await second.ask("POST", "/api/v1/logout")
-        await first.get("/audit")
+        await second.post("/logout", None, 204)
+        await locked.get("/audit")
         await second.get("/audit", 401)
 
-    assert len(first.cookies) == 2
-    assert out.status == 204
+    assert len(locked.cookies) == 2
 
 
-async def test_whoever_may_report_may_see_what_was_reported_and_nothing_else():
-    right = {"authorization": f"Bearer {TOKEN}"}
-    async with (
-        AsyncEmbeddedCluster() as cluster,
-        console_of(cluster, password=PASSWORD, token=TOKEN) as browser,
-    ):
-        report = {"state": "running"}
-        await browser.ask("POST", "/api/v1/pipelines/q", report, headers=right)
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 403),
+        ({"authorization": "Bearer wrong"}, 403),
+        ({"authorization": f"Basic {TOKEN}"}, 403),
+        (BEARER | {"content-type": "text/plain"}, 403),
+        (BEARER, 204),
+    ],
+)
+async def test_pipelines_report_with_the_token(locked, headers, status):
+    report = {"state": "running"}
 
-        async def asked(path, headers, method="GET"):
-            return (await browser.ask(method, f"/api/v1/{path}", headers=headers)).status
+    answer = await locked.ask("POST", "/api/v1/pipelines/q", report, headers=headers)
 
-        assert await asked("pipelines", right) == 200
-        assert await asked("pipelines/q", right) == 200
-        assert await asked("pipelines", {"authorization": "Bearer wrong"}) == 401
-        assert await asked("pipelines", {}) == 401
-        for path in ("now", "topics", "pipelinesx", "pipelines/../topics"):
-            assert await asked(path, right) in (401, 404)
-        assert await asked("pipelines/q", {"authorization": "Bearer wrong"}, "DELETE") == 401
-        assert await asked("pipelines/q", right, "DELETE") == 204
-        assert await asked("topics/orders", right, "DELETE") == 401
+    assert answer.status == status
+
+
+async def test_the_token_permits_to_read_and_forget_reports_and_nothing_else(locked):
+    await locked.ask("POST", "/api/v1/pipelines/q", {"state": "running"}, headers=BEARER)
+
+    async def asked(path, headers, method="GET"):
+        return (await locked.ask(method, f"/api/v1/{path}", headers=headers)).status
+
+    wrong = {"authorization": "Bearer wrong"}
+    assert await asked("pipelines", BEARER) == await asked("pipelines/q", BEARER) == 200
+    assert await asked("pipelines", wrong) == await asked("pipelines", {}) == 401
+    for path in ("now", "topics", "pipelinesx", "pipelines/../topics"):
+        assert await asked(path, BEARER) in (401, 404)
+    assert await asked("pipelines/q", wrong, "DELETE") == 401
+    assert await asked("pipelines/q", BEARER, "DELETE") == 204
+    assert await asked("topics/orders", BEARER, "DELETE") == 401
+
+
+@pytest.mark.parametrize("body", [b"[" * (LARGEST + 1), b"{nonsense"], ids=["large", "no JSON"])
+async def test_requests_that_are_too_large_or_no_json_are_refused(desk, body):
+    assert (await desk.browser.ask("POST", "/api/v1/send", body=body)).status == 400
+
+
+class HandClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock():
+    return HandClock()
+
+
+@pytest.fixture
+def logins(clock):
+    return Logins(PASSWORD, clock, lasts=100.0, attempts=3)
+
+
+def guess(logins, *addresses):
+    for address in addresses:
+        with pytest.raises(Forbidden):
+            logins.log_in("wrong password", address)
+
+
+def test_the_right_password_opens_a_session_that_ends(logins, clock):
+    token = logins.log_in(PASSWORD, "10.0.0.1")
+    assert logins.session(token) is not None
+    assert logins.session("another") is None
+    assert logins.session(None) is None
+
+    clock.time += 100.0
+    assert logins.session(token) is None
+
+
+def test_after_some_wrong_passwords_even_the_right_one_has_to_wait(logins, clock):
+    guess(logins, *["10.0.0.1"] * 3)
+
+    with pytest.raises(TooManyAttempts) as refused:
+        logins.log_in(PASSWORD, "10.0.0.1")
+    assert 0 < refused.value.wait <= WINDOW
+    assert logins.log_in(PASSWORD, "10.0.0.2")
+
+    clock.time += WINDOW
+    assert logins.log_in(PASSWORD, "10.0.0.1")
+
+
+def test_guessing_from_many_addresses_is_limited_as_well(logins):
+    guess(logins, *(f"10.0.0.{number}" for number in range(30)))
+
+    with pytest.raises(TooManyAttempts):
+        logins.log_in("wrong password", "10.0.1.1")
+
+
+def test_logging_out_ends_one_session_and_the_number_of_sessions_is_bounded(logins):
+    mine, *others = (logins.log_in(PASSWORD, "a") for _ in range(3))
+    logins.log_out(mine)
+    logins.log_out(None)
+    assert [logins.session(each) is None for each in (mine, *others)] == [True, False, False]
+
+    tokens = [logins.log_in(PASSWORD, "a") for _ in range(MOST_SESSIONS)]
+    assert [logins.session(each) is None for each in (*others, tokens[-1])] == [True, True, False]
+
+
+def test_without_a_password_there_is_one_session_and_no_password_fits(clock):
+    logins = Logins(None, clock, lasts=100.0, attempts=3)
+
+    assert logins.session(None) is not None
+    guess(logins, "a")
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("localhost:8090", "orbitmq_console_8090"),
+        ("127.0.0.1:8091", "orbitmq_console_8091"),
+        ("[::1]:8092", "orbitmq_console_8092"),
+        ("[::1]", "orbitmq_console"),
+        ("console.example.org", "orbitmq_console"),
+        ("", "orbitmq_console"),
+    ],
+)
+def test_a_cookie_is_named_by_the_port_that_a_browser_asks_for(host, name):
+    assert cookie_name(host) == name

@@ -10,8 +10,14 @@ from orbitmq.client.admin.members import Finding, FindingKind
 from orbitmq.client.admin.requests import BrokerNode, Unreachable
 from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
 from orbitmq.console.checks import Check, Fault, Observation, Severity, find_faults, gathered
-from orbitmq.console.collect import GroupSample, Snapshot, TopicPart, TopicSample
-from orbitmq.console.members import MemberFindings, Uneven
+from orbitmq.console.collect import (
+    GroupSample,
+    MemberFindings,
+    Snapshot,
+    TopicPart,
+    TopicSample,
+    Uneven,
+)
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
 from orbitmq.console.resends import Resent
 from orbitmq.remoting.settings import Address

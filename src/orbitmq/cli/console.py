@@ -18,8 +18,13 @@ from orbitmq.cli.main import CommandError, PortTaken, SettingRefused
 from orbitmq.cli.servers import Listening, Service, announcing, serve
 from orbitmq.cli.settings import set_up_logging
 from orbitmq.console.app import Console
-from orbitmq.console.errors import CannotListen, ConsoleError, HistoryUnusable
-from orbitmq.console.settings import ConsoleSettings, is_loopback
+from orbitmq.console.settings import (
+    CannotListen,
+    ConsoleError,
+    ConsoleSettings,
+    HistoryUnusable,
+    is_loopback,
+)
 from orbitmq.errors import SettingError
 from orbitmq.spark.consolelink import TOKEN_VARIABLE
 

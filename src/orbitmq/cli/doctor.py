@@ -41,9 +41,8 @@ from orbitmq.console.checks import (
     server_faults,
     sorted_faults,
 )
-from orbitmq.console.collect import Snapshot
+from orbitmq.console.collect import UNEVEN_AFTER, Snapshot
 from orbitmq.console.history import WINDOW
-from orbitmq.console.members import UNEVEN_AFTER
 from orbitmq.console.pipelines import PipelineReport
 from orbitmq.console.words import Action, several
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE

@@ -26,12 +26,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.console.access import AccessControl
-from orbitmq.console.answers import answer, on_error, on_http_error
 from orbitmq.console.api import deadletters, groups, messages, overview, pipelines, topics
 from orbitmq.console.api.overview import known_now, me_content
-from orbitmq.console.errors import CannotListen, ConsoleError
-from orbitmq.console.settings import ConsoleSettings
+from orbitmq.console.http import AccessControl, answer, on_error, on_http_error
+from orbitmq.console.settings import CannotListen, ConsoleError, ConsoleSettings
 from orbitmq.console.state import ConsoleState, state_of
 from orbitmq.errors import OrbitError
 

@@ -24,26 +24,22 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import GroupNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock
-from orbitmq.console import words
+from orbitmq.console import collect, words
 from orbitmq.console.collect import (
     STALLED_AFTER,
+    UNEVEN_POLLS,
     BrokerTables,
     Collector,
     GroupSample,
-    Pace,
-    Snapshot,
-)
-from orbitmq.console.history import REPORT_INTERVAL
-from orbitmq.console.members import (
-    UNEVEN_AFTER,
-    UNEVEN_LOOKS,
     HandlerTimes,
     MemberFindings,
     MemberPoller,
+    Pace,
+    Snapshot,
     Uneven,
 )
+from orbitmq.console.history import REPORT_INTERVAL
 from orbitmq.console.pipelines import Pipeline, PipelineState
-from orbitmq.console.settings import Budget
 from orbitmq.console.words import Action, duration, several, share
 from orbitmq.errors import OrbitError
 
@@ -66,11 +62,8 @@ _CLOCK_TOPICS_TRIED = 20
 
 #: Seconds without progress after which `examine` calls a group stalled: two commits of its members.
 PATIENCE = 2 * REPORT_INTERVAL
-_EVERYTHING = 1_000_000
 #: Topics whose latest messages `examine` reads for clocks.
 _SAMPLED = 20
-#: Dead letters of all groups that `examine` looks up; each takes some requests to every broker.
-_LETTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -856,51 +849,32 @@ async def examine(
     *,
     watch: float,
     only: Collection[str] = (),
-    patience: float = PATIENCE,
-    uneven_after: float = UNEVEN_AFTER,
 ) -> Examination:
     """Look at everything, of dead letters at those of the last hour.
 
     Groups that seem to stand still are watched for `watch` seconds. None is called stalled in less
-    than `patience`, falling behind in less than `history.WINDOW`, or unbalanced in less than
-    `uneven_after`. `only` names the groups to look at, by default all. Raises `GroupNotFound` for
+    than `PATIENCE`, falling behind in less than `history.WINDOW`, or unbalanced in less than
+    `UNEVEN_AFTER`. `only` names the groups to look at, by default all. Raises `GroupNotFound` for
     one that no broker knows, and `OrbitError` when no name server answers.
     """
-    budget = Budget(
-        ages=_EVERYTHING,
-        topics=_EVERYTHING,
-        members=_EVERYTHING,
-        dead_letters=_EVERYTHING,
-        resent=_EVERYTHING,
-        letters=_LETTERS,
-        older_letters=False,
-    )
-    collector = Collector(admin, BrokerTables(engine), budget, clock, patience=patience)
+    collector = Collector(admin, BrokerTables(engine), clock, patience=PATIENCE, is_thorough=True)
     snapshot = _chosen(await collector.look(), only)
     _check_known(snapshot, only)
     clients = {
         group: found for group, found in collector.clients.items() if group in snapshot.groups
     }
     behind = [name for name, group in snapshot.groups.items() if group.lag]
-    members = MemberPoller(
-        admin,
-        lambda: clients,
-        lambda: behind,
-        clock,
-        budget=_EVERYTHING,
-        members=_EVERYTHING,
-        uneven_after=uneven_after,
-    )
+    members = MemberPoller(admin, clock, is_thorough=True)
     began = clock.monotonic()
-    await members.poll()
+    await members.poll(clients, behind)
     skews = await compare_clocks(admin, _sampled(snapshot), clock)
     still = frozenset(name for name, group in snapshot.groups.items() if _seems_still(group))
     uneven = frozenset(members.uneven)
-    if uneven and watch >= uneven_after:
+    if uneven and watch >= collect.UNEVEN_AFTER:
         # Unevenness counts from the first poll.
-        for _ in range(UNEVEN_LOOKS):
-            await asyncio.sleep(watch / UNEVEN_LOOKS)
-            await members.poll(uneven)
+        for _ in range(UNEVEN_POLLS):
+            await asyncio.sleep(watch / UNEVEN_POLLS)
+            await members.poll(clients, behind, uneven)
     elif still:
         await asyncio.sleep(max(0.0, watch - (clock.monotonic() - began)))
     if still:
@@ -1018,27 +992,16 @@ async def _skew(admin: AsyncAdmin, queue: Queue, offset: int, clock: Clock) -> s
 class ClockWatch:
     """Compares clocks from time to time."""
 
-    def __init__(
-        self, admin: AsyncAdmin, topics: Callable[[], Sequence[str]], clock: Clock
-    ) -> None:
-        """`topics` gives the topics that have messages, the last written first."""
+    def __init__(self, admin: AsyncAdmin, clock: Clock) -> None:
         self._admin = admin
-        self._topics = topics
         self._clock = clock
         self.skews = ClockSkews()
 
-    async def run(self) -> None:
-        """Compare until cancelled."""
-        while True:
-            topics = self._topics()[:_CLOCK_TOPICS_TRIED]
-            if topics:
-                await self.look(topics)
-            await asyncio.sleep(CLOCKS_EVERY if topics else 1.0)
-
-    async def look(self, topics: Iterable[str]) -> None:
-        """One comparison; topics that cannot be read are logged once."""
+    async def look(self, topics: Sequence[str]) -> None:
+        """One comparison, by some of these topics; those that cannot be read are logged once."""
         before = self.skews.left_out.keys()
-        self.skews = await compare_clocks(self._admin, topics, self._clock, enough=_CLOCK_TOPICS)
+        some = topics[:_CLOCK_TOPICS_TRIED]
+        self.skews = await compare_clocks(self._admin, some, self._clock, enough=_CLOCK_TOPICS)
         for topic in self.skews.left_out.keys() - before:
             reason = self.skews.left_out[topic]
             log.warning("clocks are compared without topic %s: %s", topic, reason)

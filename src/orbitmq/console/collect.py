@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+import statistics
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -20,18 +21,22 @@ from orbitmq.client.admin.groups import (
     GroupSettings,
     GroupSummary,
     decode_progress_tables,
+    different_subscriptions,
     duplicate_clients,
+    queue_findings,
+    retries_for_ever,
     told_findings,
 )
-from orbitmq.client.admin.members import Finding
+from orbitmq.client.admin.members import Finding, RunningInfo
 from orbitmq.client.admin.requests import BrokerNode, Unreachable
 from orbitmq.client.admin.topics import Topic, TopicKind
+from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, milliseconds
 from orbitmq.console.history import REPORT_INTERVAL, WINDOW, HeatMaps, RateMeter
 from orbitmq.console.resends import Resent, ResentLetters
-from orbitmq.console.settings import TIMEOUT, Budget
+from orbitmq.console.settings import TIMEOUT
 from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.names import TOOLS_GROUP, dead_letter_topic, is_retry_topic
 from orbitmq.remoting.settings import Address, ConnectionLost
@@ -66,6 +71,13 @@ CONFIGURATION_EVERY = 6
 TABLE_TIMEOUT = 30.0
 #: Bytes from which a table is decoded on a thread.
 _LARGE = 100_000
+#: Groups or topics of each subject that one look polls; the others have their turn later.
+PER_LOOK = 40
+#: Groups whose dead letters one look looks up, and letters of these together, the newest first.
+RESENT_GROUPS = 3
+LETTERS = 20
+#: Letters that a thorough look looks up; each takes some requests to every broker.
+THOROUGH_LETTERS = 300
 #: Requests about single groups or topics that are under way at the same time.
 _CONCURRENT = 16
 _HOUR = 3600.0
@@ -294,19 +306,20 @@ class Collector:
         self,
         admin: AsyncAdmin,
         tables: BrokerTables,
-        budget: Budget,
         clock: Clock,
         *,
         every: float = 5.0,
         patience: float = STALLED_AFTER,
+        is_thorough: bool = False,
         on_sample: Callable[[Snapshot], Awaitable[None]] | None = None,
     ) -> None:
+        """A thorough look polls everything, but of dead letters only those of the last hour."""
         self._admin = admin
         self._clock = clock
         self._every = every
         self._patience = patience
         self._on_sample = on_sample
-        self._poller = ClusterPoller(admin, tables, budget, clock)
+        self._poller = ClusterPoller(admin, tables, clock, is_thorough=is_thorough)
         self._wake = asyncio.Event()
         self._looks = 0
         self._is_stale = True
@@ -527,29 +540,30 @@ class ClusterPoller:
     """
 
     def __init__(
-        self, admin: AsyncAdmin, tables: BrokerTables, budget: Budget, clock: Clock
+        self, admin: AsyncAdmin, tables: BrokerTables, clock: Clock, *, is_thorough: bool
     ) -> None:
         self._admin = admin
         self._tables = tables
         self._clock = clock
-        self._budget = budget
-        self.members: Poller[str, GroupMembers] = Poller(budget.members)
-        self.dead: Poller[str, DeadLetters] = Poller(budget.dead_letters)
+        self._is_thorough = is_thorough
+        self._size = None if is_thorough else PER_LOOK
+        self.members: Poller[str, GroupMembers] = Poller(self._size)
+        self.dead: Poller[str, DeadLetters] = Poller(self._size)
         #: Dead letters that were sent again, by group.
         self.resent: dict[str, Resent] = {}
         #: What is in a topic, and how fast it grows.
-        self.contents: Poller[str, tuple[TopicContent, float]] = Poller(budget.topics)
+        self.contents: Poller[str, tuple[TopicContent, float]] = Poller(self._size)
         #: When the oldest waiting message was stored, and the committed offsets at that time.
-        self._oldest: Poller[Pair, tuple[float | None, int]] = Poller(budget.ages)
+        self._oldest: Poller[Pair, tuple[float | None, int]] = Poller(self._size)
         self._growths: dict[str, RateMeter] = {}
         #: The deleted part of a topic on a broker, and when the oldest message left was stored.
         self._first: dict[tuple[str, str], tuple[int, float | None]] = {}
         #: Positions on brokers that have no table of all groups.
         self._by_group: dict[str, Poller[str, dict[Queue, QueuePosition]]] = {}
         self._letters = ResentLetters(
-            admin, tables, most=budget.letters, older=budget.older_letters
+            admin, most=THOROUGH_LETTERS if is_thorough else LETTERS, only_last_hour=is_thorough
         )
-        self._resent_turns: Poller[str, None] = Poller(budget.resent)
+        self._resent_turns: Poller[str, None] = Poller(None if is_thorough else RESENT_GROUPS)
 
     def age(self, pair: Pair) -> float | None:
         """How long the oldest message has waited; None: not known yet."""
@@ -567,7 +581,7 @@ class ClusterPoller:
             except (BrokerRefused, ConnectionLost) as error:
                 # The broker does not know the request, or the table is larger than a frame.
                 log.debug("groups are polled one by one: %s", error)
-            poller = self._by_group.setdefault(str(node), Poller(self._budget.members))
+            poller = self._by_group.setdefault(str(node), Poller(self._size))
             await poller.refresh(
                 groups, lambda group: self._tables.group_positions(node.address, group)
             )
@@ -679,23 +693,19 @@ class ClusterPoller:
 
         await self.dead.refresh(dying, ask)
         counted = self.dead.answers
-        for gone in self.resent.keys() - counted.keys():
-            del self.resent[gone]
-            self._letters.forget(gone)
+        self._letters.keep(counted)
         if resent:
             recent = [group for group, each in counted.items() if each.recent]
             some = [group for group, each in counted.items() if each.count]
-            chosen = self._resent_turns.choose(
-                some if self._budget.older_letters else recent, recent
-            )
-            # A group that was counted at other brokers has its turn after it is counted again.
-            bounds = {
-                group: counted[group].bounds for group in chosen if counted[group].brokers == names
-            }
-            await self._letters.look(bounds, brokers, since)
+            chosen = self._resent_turns.choose(recent if self._is_thorough else some, recent)
+            bounds = {group: counted[group].bounds for group in chosen}
+            totals = {topic: found.total for topic, (found, _) in self.contents.answers.items()}
+            await self._letters.look(bounds, totals, since)
         # For the hour and the brokers of the counts that these are compared with.
-        for group, each in counted.items():
-            self.resent[group] = self._letters.known(group, each.since, each.brokers)
+        self.resent = {
+            group: self._letters.known(group, each.since, each.brokers)
+            for group, each in counted.items()
+        }
 
     async def poll_contents(self, brokers: Collection[BrokerNode], topics: Iterable[Topic]) -> None:
         """Poll how much is in topics."""
@@ -773,7 +783,8 @@ class Poller(Generic[K, T]):
     the places to the others. A request that fails is repeated in the next turn of its name.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int | None) -> None:
+        """`size` names have their turn at a time; None: all."""
         self.answers: dict[K, T] = {}
         self._size = size
         self._turns: dict[K, int] = {}
@@ -798,7 +809,7 @@ class Poller(Generic[K, T]):
         waiting = list(names)
         present = set(waiting)
         self._turns = {name: turn for name, turn in self._turns.items() if name in present}
-        if len(waiting) <= self._size:
+        if self._size is None or len(waiting) <= self._size:
             chosen = waiting
         else:
             reserved = max(1, self._size // 3)
@@ -997,3 +1008,228 @@ def decode_positions(data: bytes, known: dict[str, Queue] | None = None) -> Grou
 
 def _position(place: QueueProgress) -> QueuePosition:
     return QueuePosition(place.broker_offset, max(0, place.consumer_offset))
+
+
+#: Consumers of one group that are polled, unless thoroughly; all of a group do the same work.
+MOST_MEMBERS = 8
+#: Seconds for the answer of a consumer, and for those of brokers about its group.
+_MEMBER_TIMEOUT = 3.0
+#: Groups whose consumers are polled at once, those of them in parallel, and consumers in parallel.
+_MEMBER_GROUPS = 10
+_CONCURRENT_GROUPS = 4
+_CONCURRENT_CONSUMERS = 32
+#: Seconds that queues must be shared unevenly. Members that come and go are noticed in 20 s, but
+#: the queues of an orderly consumer that died are taken over only when its locks are 60 s old.
+UNEVEN_AFTER = 90.0
+#: Polls of a thorough look in that time: a group that rebalances meanwhile is not stuck.
+UNEVEN_POLLS = 3
+#: The property that names the allocation strategy; Java's clients put a class name there.
+_STRATEGY = "allocateMessageQueueStrategy"
+_EVEN = ("avg", "averagely")
+_BY_ROOM = ("machine_room", "machineroom")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerTimes:
+    """The handlers of a group; rates are those of all polled members together."""
+
+    #: Mean seconds of a call: of the median member, and of the slowest one.
+    median: float
+    slowest: float
+    #: Messages per second that went well, that failed, and that were pulled.
+    ok_rate: float
+    failed_rate: float
+    pull_rate: float
+    #: Mean seconds from asking a broker for messages to having some, of the slowest member.
+    pull_time: float
+    #: Percentiles of the last minute, of all members that report them; None: none does. Consumers
+    #: with other clients report means only.
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    longest: float | None = None
+
+
+class MemberPoller:
+    """Polls the consumers of groups in turn: how long handlers take, and what is wrong among them.
+
+    A broker passes the question on to each consumer, which may answer slowly or not at all, so
+    that these polls are not part of a look.
+    """
+
+    def __init__(self, admin: AsyncAdmin, clock: Clock, *, is_thorough: bool = False) -> None:
+        self._admin = admin
+        self._clock = clock
+        self._most = None if is_thorough else MOST_MEMBERS
+        self._free = asyncio.Semaphore(_CONCURRENT_CONSUMERS)
+        self._groups: Poller[str, None] = Poller(None if is_thorough else _MEMBER_GROUPS)
+        self.times: dict[str, HandlerTimes] = {}
+        #: What is wrong among the members of a group.
+        self.findings: dict[str, MemberFindings] = {}
+        #: Topics of groups that are shared unevenly, and since when in the same way.
+        self.uneven: dict[str, dict[Uneven, float]] = {}
+
+    async def poll(
+        self,
+        clients: Mapping[str, tuple[str, ...]],
+        behind: Collection[str],
+        only: Collection[str] | None = None,
+    ) -> None:
+        """Poll the groups whose turn it is, or `only` these, given the ids of their consumers.
+
+        `behind` names the groups with lag: only their queues can be stuck.
+        """
+        chosen = self._groups.choose(clients) if only is None else clients.keys() & set(only)
+        await gather_answers(
+            chosen,
+            lambda group: self._poll(group, clients[group], is_behind=group in behind),
+            _CONCURRENT_GROUPS,
+        )
+        for known in (self.times, self.findings, self.uneven):
+            for gone in known.keys() - clients.keys():
+                known.pop(gone)
+
+    async def _poll(self, group: str, clients: Sequence[str], *, is_behind: bool) -> None:
+        asked = (self._info(group, each) for each in clients[: self._most])
+        infos = [info for info in await asyncio.gather(*asked) if info is not None]
+        running = {info.client_id: info for info in infos}
+        # What brokers report about a group, and its connections, is part of a look.
+        findings = different_subscriptions(group, running)
+        if is_behind:
+            findings += await self._stuck(group, running)
+        endless = next(filter(retries_for_ever, infos), None)
+        self.findings[group] = MemberFindings(
+            findings,
+            None if endless is None else endless.client_id,
+            await self._uneven(group, running),
+        )
+        self.times.pop(group, None)
+        if found := times_of(infos):
+            self.times[group] = found
+
+    async def _info(self, group: str, client_id: str) -> RunningInfo | None:
+        async with self._free:
+            return await _in_time(self._admin.consumers.running_info(group, client_id))
+
+    async def _uneven(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Uneven, ...]:
+        """Topics that have been shared unevenly for long enough."""
+        found = list(uneven_topics(running))
+        if not found or not await self._are_all(group, running):
+            self.uneven.pop(group, None)
+            return ()
+        now, before = self._clock.monotonic(), self.uneven.get(group, {})
+        since = self.uneven[group] = {each: before.get(each, now) for each in found}
+        return tuple(each for each in found if now - since[each] >= UNEVEN_AFTER)
+
+    async def _are_all(self, group: str, running: Mapping[str, RunningInfo]) -> bool:
+        """Whether these are all members, and of a group that shares queues."""
+        # Asked afterwards: a member that joined meanwhile may own what seems to have no owner.
+        members, _ = await _in_time(self._admin.consumers.look(group)) or (None, ())
+        return (
+            members is not None
+            and running.keys() >= set(members.client_ids)
+            and (members.model, members.consume_type) == ("clustering", "push")
+        )
+
+    async def _stuck(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Finding, ...]:
+        """Queues without an owner, or whose owner does not pull.
+
+        Known only when all members have reported what they own, which push consumers do.
+        """
+        if not await self._are_all(group, running):
+            return ()
+        # None if the group was deleted meanwhile, or its brokers do not answer: a fault of its own.
+        progress = await _in_time(self._admin.groups.progress(group, owners=False))
+        return () if progress is None else queue_findings(progress, running, self._clock.now())
+
+
+async def _in_time(asked: Awaitable[T]) -> T | None:
+    """An answer about a group or a consumer; None: there was none in time."""
+    try:
+        async with asyncio.timeout(_MEMBER_TIMEOUT):
+            return await asked
+    except (OrbitError, TimeoutError) as error:
+        log.debug("no answer about the members of a group: %s", error)
+        return None
+
+
+def times_of(infos: Iterable[RunningInfo]) -> HandlerTimes | None:
+    """The handlers of a group by the reports of its consumers; None: none has worked."""
+    topics = [each for info in infos for each in info.topics.items()]
+    working = [each for each in topics if each[1].ok_rate + each[1].failed_rate > 0]
+    if not working:
+        return None
+    # Retried messages are rare and say little about the usual time of a handler.
+    usual = [each for name, each in working if not is_retry_topic(name)]
+    chosen = usual or [each for _, each in working]
+    times = [each.consume_time for each in chosen]
+    reported = [each.consume_times for each in chosen if each.consume_times is not None]
+    calls = CallTimes.together(reported)
+    return HandlerTimes(
+        median=statistics.median(times),
+        slowest=max(times),
+        ok_rate=sum(each.ok_rate for _, each in working),
+        failed_rate=sum(each.failed_rate for _, each in working),
+        pull_rate=sum(each.pull_rate for _, each in topics),
+        pull_time=max(each.pull_time for _, each in topics),
+        p50=calls.p50,
+        p95=calls.p95,
+        p99=calls.p99,
+        longest=calls.longest,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFindings:
+    """What is wrong with a group by the reports of its members."""
+
+    findings: tuple[Finding, ...] = ()
+    #: An orderly member that retries without a limit.
+    endless: str | None = None
+    #: Topics whose queues have not been shared evenly for some time.
+    uneven: tuple[Uneven, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """A topic whose queues are not shared evenly."""
+
+    topic: str
+    #: How many queues each member has, those with the most first.
+    counts: tuple[tuple[str, int], ...]
+
+    @property
+    def text(self) -> str:
+        """`client-1 has 4 of its queues and client-2 has none`"""
+        (most, many), (least, few) = self.counts[0], self.counts[-1]
+        return f"{most} has {many} of its queues and {least} has {few or 'none'}"
+
+
+def uneven_topics(running: Mapping[str, RunningInfo]) -> Iterator[Uneven]:
+    """The topics of a group that are shared unevenly, by the reports of all its members.
+
+    The usual strategies give every member as many queues as any other, or one less. A difference of
+    two shows that members see different groups, use different strategies, or keep queues too long.
+    Strategies that are uneven on purpose (hash, machine room, by hand) are not judged.
+    """
+    if any(_is_uneven_on_purpose(info) for info in running.values()):
+        return
+    topics = {each.topic for info in running.values() for each in info.subscriptions}
+    for topic in sorted(topics):
+        if is_retry_topic(topic):
+            continue
+        counts = {
+            client_id: sum(each.queue.topic == topic for each in info.queues if not each.is_dropped)
+            for client_id, info in running.items()
+            if any(each.topic == topic for each in info.subscriptions)
+        }
+        if max(counts.values()) - min(counts.values()) > 1:
+            ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+            yield Uneven(topic, tuple(ranked))
+
+
+def _is_uneven_on_purpose(info: RunningInfo) -> bool:
+    # Java's default prints an object: `org.apache…AllocateMessageQueueAveragely@1b2c`.
+    said = info.properties.get(_STRATEGY, "").partition("@")[0].lower()
+    is_even = any(word in said for word in _EVEN) and not any(word in said for word in _BY_ROOM)
+    return bool(said) and not is_even

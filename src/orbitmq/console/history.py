@@ -13,7 +13,7 @@ import sqlite3
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,11 @@ import msgspec
 
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock
-from orbitmq.console.errors import HistoryUnusable
+from orbitmq.console.settings import HistoryUnusable
 
 if TYPE_CHECKING:
-    from orbitmq.console.answers import Events
     from orbitmq.console.collect import GroupPositions
+    from orbitmq.console.http import Events
 
 
 T = TypeVar("T")
@@ -272,9 +272,6 @@ class Series:
     def last(self) -> tuple[float, float] | None:
         return (self._times[-1], self._values[-1]) if self._times else None
 
-    def __len__(self) -> int:
-        return len(self._times)
-
 
 class FineHistory:
     """Every sample of the last hour, by the name of its series."""
@@ -298,17 +295,6 @@ class FineHistory:
     def since(self, name: str, start: float) -> list[tuple[float, float]]:
         series = self._series.get(name)
         return [] if series is None else series.since(start)
-
-    def last(self, name: str) -> float | None:
-        series = self._series.get(name)
-        last = None if series is None else series.last
-        return None if last is None else last[1]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._series)
-
-    def __len__(self) -> int:
-        return len(self._series)
 
     def _forget(self, before: float) -> None:
         for name, series in list(self._series.items()):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from orbitmq.clock import Clock
-from orbitmq.console.errors import BadInput, NotThere
+from orbitmq.console.settings import BadInput, NotThere
 from orbitmq.spark.consolelink import QueryReport
 
 #: Seconds without a report after which a running pipeline counts as lost.

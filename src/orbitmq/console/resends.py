@@ -1,9 +1,8 @@
 """Dead letters and retries: which were sent again, resending, triage, and later attempts.
 
-Looking up a letter takes a request to every broker, so that a look does some of them. Until its
+Looking up a letter takes requests to every broker, so that a look does some of them. Until its
 turn a letter counts neither as open nor as resent. A resent letter is not looked up again, and an
-open one only after a topic that its copy would be in has grown. What is known of a broker's letters
-is kept while the broker does not answer, and not counted.
+open one only after a topic that its copy would be in has grown.
 """
 
 from __future__ import annotations
@@ -25,37 +24,32 @@ from orbitmq.client.admin.deadletters import (
     ResendResult,
     ResendTo,
 )
-from orbitmq.client.admin.messages import ALL, BATCH, Cursor, QueueReader, Stretch, whole_topic
+from orbitmq.client.admin.messages import BATCH, QueueReader
 from orbitmq.client.admin.requests import AdminRequests, BrokerNode
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
-from orbitmq.console.errors import BadInput, NotThere
-from orbitmq.console.settings import TIMEOUT
+from orbitmq.console.settings import TIMEOUT, BadInput, NotThere
 from orbitmq.console.words import several
 from orbitmq.errors import OrbitError
 from orbitmq.message.properties import REAL_TOPIC
-from orbitmq.names import dead_letter_topic, retry_topic
+from orbitmq.names import retry_topic
 from orbitmq.wire.bodies import DelayOffsets
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body
 
 if TYPE_CHECKING:
-    from orbitmq.console.answers import Events
     from orbitmq.console.collect import BrokerTables
     from orbitmq.console.history import Audit
+    from orbitmq.console.http import Events
 
 
 log = logging.getLogger(__name__)
 
-#: Letters of a group that are kept, the newest ones.
-_KEPT = 1000
+#: The newest letters of a group that are known.
+NEWEST = 200
 
 #: The first and the next offset of each queue of a group's dead letters.
 Bounds = Mapping[Queue, tuple[int, int]]
-#: Where a letter lies.
-_Place = tuple[Queue, int]
-#: How many messages a topic has ever had, by broker.
-_Size = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,268 +70,125 @@ class Resent:
 class ResentLetters:
     """Looks up which letters were sent again, and keeps the answers."""
 
-    def __init__(
-        self, admin: AsyncAdmin, tables: BrokerTables, *, most: int, older: bool = True
-    ) -> None:
-        """A look looks up `most` letters; without `older` only those of the last hour."""
+    def __init__(self, admin: AsyncAdmin, *, most: int, only_last_hour: bool = False) -> None:
+        """A look looks up `most` letters, of all groups together."""
         self._admin = admin
-        self._tables = tables
         self._most = most
-        self._older = older
+        self._only_last_hour = only_last_hour
         self._turn = 0
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, dict[str, _Letter]] = {}
 
     async def look(
-        self, groups: Mapping[str, Bounds], brokers: Collection[BrokerNode], since: float
-    ) -> dict[str, Resent]:
-        """Look up some letters; what is known of these groups then.
+        self, groups: Mapping[str, Bounds], totals: Mapping[str, int], since: float
+    ) -> None:
+        """Look up some letters of these groups.
 
-        `since` is the beginning of the last hour. The bounds are of all queues of `brokers`.
+        `totals` says how many messages each topic has ever had, as far as known; `since` is the
+        beginning of the last hour.
         """
         self._turn += 1
-        answered = frozenset(node.broker for node in brokers)
-        sizes = _Sizes(self._tables, brokers)
         left = self._most
-        found: dict[str, Resent] = {}
-        for waiting, (name, bounds) in zip(range(len(groups), 0, -1), groups.items(), strict=True):
+        for waiting, (group, bounds) in zip(range(len(groups), 0, -1), groups.items(), strict=True):
             # What one group does not need is left for the next ones.
             share = -(-left // waiting)
-            group = self._groups.setdefault(name, _Group(name))
-            group.cut(bounds, answered)
             try:
-                left -= await self._look_at(group, bounds, share, sizes, since)
-            except OrbitError as error:
-                log.debug("dead letters of %s were not looked up: %s", name, error)
-                left -= share
-            found[name] = group.counts(since, answered)
-        return found
-
-    def known(self, group: str, since: float, brokers: Collection[str]) -> Resent:
-        """What is known of a group's letters at these brokers, without a look."""
-        found = self._groups.get(group)
-        return Resent() if found is None else found.counts(since, brokers)
-
-    def forget(self, group: str) -> None:
-        """Forget a group that is gone."""
-        self._groups.pop(group, None)
-
-    async def _look_at(
-        self, group: _Group, bounds: Bounds, share: int, sizes: _Sizes, since: float
-    ) -> int:
-        """Use up to `share` requests for a group; the number used."""
-        if (fresh := group.fresh) < share:
-            try:
-                await self._read(group, bounds, share - fresh, since)
+                await self._read(group, bounds, since)
             except OrbitError as error:
                 # Letters that were read before have their turn.
-                log.debug("dead letters of %s were not read: %s", group.name, error)
-        chosen: list[tuple[_Letter, list[str]]] = []
-        spent = 0
-        for letter in group.in_turn():
-            if spent >= share:
-                break
-            if not self._older and letter.trace.died_at < since:
-                continue
-            letter.turn = self._turn
-            spent += await sizes.measure(letter.trace.topics)
-            if not sizes.has(letter.trace.topics):
-                continue
-            grown = [each for each in letter.trace.topics if letter.sizes.get(each) != sizes[each]]
-            if grown:
-                chosen.append((letter, grown))
-                spent += 1
-        # The admin itself limits how many requests wait at a time.
-        answers = await asyncio.gather(
-            *(self._was_sent(letter, grown, sizes.brokers) for letter, grown in chosen)
-        )
-        for (letter, grown), was_sent in zip(chosen, answers, strict=True):
-            if was_sent:
-                group.settle(letter)
-            elif was_sent is not None:
-                letter.sizes |= {topic: sizes[topic] for topic in grown}
-        return spent
+                log.debug("dead letters of %s were not read: %s", group, error)
+            left -= await self._look_up(self._groups.get(group, {}), totals, share)
 
-    async def _was_sent(
-        self, letter: _Letter, topics: list[str], brokers: Collection[BrokerNode]
-    ) -> bool | None:
-        """Whether a copy is in one of these topics; None: not known."""
+    def known(self, group: str, since: float, brokers: Collection[str]) -> Resent:
+        """What is known of a group's letters at these brokers."""
+        letters = [
+            each
+            for each in self._groups.get(group, {}).values()
+            if each.is_known and each.queue.broker in brokers
+        ]
+        recent = [each.is_resent for each in letters if each.trace.died_at >= since]
+        resent = sum(each.is_resent for each in letters)
+        return Resent(len(letters), resent, recent.count(False), recent.count(True))
+
+    def keep(self, groups: Collection[str]) -> None:
+        """Forget other groups."""
+        self._groups = {group: each for group, each in self._groups.items() if group in groups}
+
+    async def _read(self, group: str, bounds: Bounds, since: float) -> None:
+        """Read the letters that died since the last look; forget those that were deleted."""
+        known = {
+            name: each
+            for name, each in self._groups.get(group, {}).items()
+            if each.is_within(bounds)
+        }
+        where = DeadLetterFilter(since=since) if self._only_last_hour else None
+        found: dict[str, _Letter] = {}
+        async with aclosing(
+            self._admin.dead_letters.list(group, where, newest_first=True)
+        ) as letters:
+            async for letter in letters:
+                if letter.id in known or len(found) == NEWEST:
+                    break
+                found[letter.id] = _Letter.of(letter)
+        newest = sorted((found | known).values(), key=lambda each: -each.trace.died_at)[:NEWEST]
+        self._groups[group] = {each.trace.letter_id: each for each in newest}
+
+    async def _look_up(
+        self, letters: Mapping[str, _Letter], totals: Mapping[str, int], most: int
+    ) -> int:
+        """Look up to `most` letters up, those that have waited longest first; their number."""
+        due = [each for each in letters.values() if each.is_due(totals)]
+        chosen = sorted(due, key=lambda each: (each.turn, -each.trace.died_at))[:most]
+        for letter in chosen:
+            letter.turn = self._turn
+        # The admin itself limits how many requests wait at a time.
+        await asyncio.gather(*(self._look_up_one(each, totals) for each in chosen))
+        return len(chosen)
+
+    async def _look_up_one(self, letter: _Letter, totals: Mapping[str, int]) -> None:
         try:
-            copy = await letter.trace.copy(self._admin.messages, topics=topics, brokers=brokers)
+            copy = await letter.trace.copy(self._admin.messages)
         except OrbitError as error:
             log.debug("letter %s was not looked up: %s", letter.trace.letter_id, error)
-            return None
-        return copy is not None
-
-    async def _read(self, group: _Group, bounds: Bounds, most: int, since: float) -> None:
-        """Read some letters: first those that died since the last look, then older ones."""
-        most = min(most, _KEPT)
-        for queue, (_, high) in bounds.items():
-            group.read.setdefault(queue, (high, high))
-        newer = {queue: (group.read[queue][1], high) for queue, (_, high) in bounds.items()}
-        before = group.held
-        if any(low < high for low, high in newer.values()):
-            left = await self._page(group, newer, most, backwards=False)
-            for queue, (_, high) in newer.items():
-                group.read[queue] = (group.read[queue][0], left.get(queue, (high, high))[0])
-            group.shrink(_KEPT)
-        most -= group.held - before
-        most = min(most, _KEPT - group.held)
-        older = {queue: (low, group.read[queue][0]) for queue, (low, _) in bounds.items()}
-        if most <= 0 or not any(low < high for low, high in older.values()):
             return
-        if not self._older and group.oldest < since:
-            return
-        left = await self._page(group, older, most, backwards=True)
-        for queue, (low, _) in older.items():
-            group.read[queue] = (left.get(queue, (low, low))[1], group.read[queue][1])
-
-    async def _page(
-        self, group: _Group, stretches: Bounds, most: int, *, backwards: bool
-    ) -> dict[Queue, tuple[int, int]]:
-        """Read some letters between these bounds; what is left of each queue."""
-        topic = dead_letter_topic(group.name)
-        cursor = whole_topic(topic, stretches, ALL, backwards=backwards)
-        page = await self._admin.messages.page(topic, cursor=cursor.text, size=most)
-        for message in page.messages:
-            letter = DeadLetter(group.name, message)
-            group.add((message.queue, message.queue_offset), LetterTrace.of(letter))
-        left: Iterable[Stretch] = () if page.cursor is None else Cursor.of(page.cursor).left
-        return {Queue(topic, each.broker, each.queue_id): (each.start, each.end) for each in left}
+        letter.is_known = True
+        letter.is_resent = copy is not None
+        letter.totals = letter.totals_in(totals)
 
 
 @dataclass(slots=True)
 class _Letter:
-    """A letter of which no copy was found yet."""
+    """A letter, and what was found when it was looked up."""
 
-    place: _Place
+    queue: Queue
+    offset: int
     trace: LetterTrace
-    #: The sizes of topics when the letter was last looked for in them; empty: never.
-    sizes: dict[str, _Size] = field(default_factory=dict)
+    is_known: bool = False
+    is_resent: bool = False
+    #: How many messages the topics of its copies had ever had when it was looked up.
+    totals: list[int | None] = field(default_factory=list)
     #: The look in which it last had its turn.
     turn: int = 0
 
-    @property
-    def is_known(self) -> bool:
+    @classmethod
+    def of(cls, letter: DeadLetter) -> _Letter:
+        message = letter.message
         # Without a unique id it has no copies that could be found.
-        return bool(self.sizes) or self.trace.unique_id is None
+        is_known = message.unique_id is None
+        return cls(message.queue, message.queue_offset, LetterTrace.of(letter), is_known)
 
+    def is_within(self, bounds: Bounds) -> bool:
+        """Whether the queue still has the letter; a broker that does not answer keeps its own."""
+        low, end = bounds.get(self.queue, (0, self.offset + 1))
+        return low <= self.offset < end
 
-class _Group:
-    """What is known of the letters of a group."""
+    def is_due(self, totals: Mapping[str, int]) -> bool:
+        """Whether a copy may have been stored since it was looked up."""
+        if self.is_resent or self.trace.unique_id is None:
+            return False
+        return not self.is_known or self.totals != self.totals_in(totals)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: The offsets of each queue between which letters were read.
-        self.read: dict[Queue, tuple[int, int]] = {}
-        self._waiting: dict[_Place, _Letter] = {}
-        #: Those that were sent again, and when they died.
-        self._resent: dict[_Place, float] = {}
-
-    @property
-    def held(self) -> int:
-        return len(self._waiting) + len(self._resent)
-
-    @property
-    def fresh(self) -> int:
-        """The number of letters that were read and not looked up."""
-        return sum(not each.turn and not each.is_known for each in self._waiting.values())
-
-    @property
-    def oldest(self) -> float:
-        """When the oldest of them died."""
-        return min(self._times().values(), default=float("inf"))
-
-    def in_turn(self) -> list[_Letter]:
-        """The letters by their last turn, of equal ones the newest first."""
-        return sorted(self._waiting.values(), key=lambda each: (each.turn, -each.trace.died_at))
-
-    def add(self, place: _Place, trace: LetterTrace) -> None:
-        if place not in self._resent:
-            self._waiting[place] = _Letter(place, trace)
-
-    def settle(self, letter: _Letter) -> None:
-        """Note that a letter was sent again."""
-        del self._waiting[letter.place]
-        self._resent[letter.place] = letter.trace.died_at
-
-    def counts(self, since: float, brokers: Collection[str]) -> Resent:
-        """What is known of the letters of these brokers."""
-        known = [
-            each.trace.died_at
-            for each in self._waiting.values()
-            if each.is_known and each.place[0].broker in brokers
-        ]
-        resent = [at for (queue, _), at in self._resent.items() if queue.broker in brokers]
-        return Resent(
-            len(known) + len(resent),
-            len(resent),
-            sum(at >= since for at in known),
-            sum(at >= since for at in resent),
-        )
-
-    def cut(self, bounds: Bounds, brokers: Collection[str]) -> None:
-        """Forget letters that these brokers have deleted."""
-        for queue, (start, end) in list(self.read.items()):
-            if queue.broker not in brokers:
-                # A broker that does not answer keeps its letters.
-                continue
-            low, high = bounds.get(queue, (0, 0))
-            if high < end:
-                # The queue was deleted, and perhaps created again.
-                self._drop(place for place in self._times() if place[0] == queue)
-                del self.read[queue]
-            elif start < low:
-                gone = [p for p in self._times() if p[0] == queue and p[1] < low]
-                self._drop(gone)
-                self.read[queue] = (low, max(low, end))
-
-    def shrink(self, most: int) -> None:
-        """Keep the newest letters."""
-        times = self._times()
-        gone = sorted(times, key=lambda place: (times[place], place))[: max(0, self.held - most)]
-        self._drop(gone)
-        for queue, offset in gone:
-            start, end = self.read[queue]
-            self.read[queue] = (max(start, offset + 1), end)
-
-    def _drop(self, places: Iterable[_Place]) -> None:
-        for place in list(places):
-            self._waiting.pop(place, None)
-            self._resent.pop(place, None)
-
-    def _times(self) -> dict[_Place, float]:
-        waiting = {place: each.trace.died_at for place, each in self._waiting.items()}
-        return waiting | self._resent
-
-
-class _Sizes:
-    """The sizes of topics, each requested once in a look."""
-
-    def __init__(self, tables: BrokerTables, brokers: Collection[BrokerNode]) -> None:
-        self.brokers = brokers
-        self._tables = tables
-        self._found: dict[str, _Size] = {}
-        self._failed: set[str] = set()
-
-    def has(self, topics: Iterable[str]) -> bool:
-        """Whether the sizes of all of these are known."""
-        return all(topic in self._found for topic in topics)
-
-    def __getitem__(self, topic: str) -> _Size:
-        return self._found[topic]
-
-    async def measure(self, topics: Iterable[str]) -> int:
-        """Request the sizes that are missing; the number of requests."""
-        new = [each for each in topics if each not in self._found and each not in self._failed]
-        for topic in new:
-            try:
-                parts = [await self._tables.content(each.address, topic) for each in self.brokers]
-            except OrbitError as error:
-                log.debug("the size of topic %s is not known: %s", topic, error)
-                self._failed.add(topic)
-                continue
-            self._found[topic] = tuple(-1 if part is None else part.total for part in parts)
-        return len(new)
+    def totals_in(self, totals: Mapping[str, int]) -> list[int | None]:
+        return [totals.get(topic) for topic in self.trace.topics]
 
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"

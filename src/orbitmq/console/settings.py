@@ -1,37 +1,22 @@
-"""How a console listens, what it may do, and how often it looks at the cluster."""
+"""How a console listens, what it may do, and the errors that it answers with.
+
+Needs no web framework.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import SettingError
+from orbitmq.errors import OrbitError, SettingError
 
+#: Seconds for the answer of a broker.
+TIMEOUT = 5.0
 #: Shorter passwords are guessed, whatever the limit on attempts.
 SHORTEST_PASSWORD = 8
-#: The fields of a budget that are numbers.
-_COUNTS = ("ages", "topics", "members", "dead_letters", "resent", "letters", "handlers")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """How many groups and topics one look polls one by one; the others have their turn later."""
-
-    ages: int = 40  #: topics of groups: the age of the oldest waiting message
-    topics: int = 40  #: topics: their content
-    members: int = 30  #: groups: their members
-    dead_letters: int = 30  #: groups: the number of dead letters
-    resent: int = 3  #: groups: which dead letters were sent again
-    letters: int = 20  #: dead letters of these groups together, the newest first
-    older_letters: bool = True  #: also those that died more than an hour ago
-    handlers: int = 10  #: groups: the times of their handlers
-
-    def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise SettingError(f"console.budget.{name} must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +32,6 @@ class ConsoleSettings:
     allowed_hosts: tuple[str, ...] = ()  #: names by which browsers may address it
     history: Path | None = None  #: the file that keeps seven days; None: memory only
     every: float = 5.0  #: seconds between two looks at the cluster
-    budget: Budget = field(default_factory=Budget)
     certificate: Path | None = None  #: PEM files; with them it speaks HTTPS
     private_key: Path | None = None
     session: float = 12 * 3600.0  #: seconds that a login lasts
@@ -86,4 +70,65 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-TIMEOUT = 5.0
+class ConsoleError(OrbitError):
+    """An error that the page shows; `status` is that of its answer."""
+
+    status: ClassVar[int] = 400
+
+
+class CannotListen(ConsoleError):
+    """The address to listen on is in use, or not one of this machine."""
+
+
+class HistoryUnusable(ConsoleError):
+    """The file that keeps the history cannot be opened."""
+
+
+class BadInput(ConsoleError):
+    """A request with a wrong body or parameter."""
+
+
+class NotLoggedIn(ConsoleError):
+    """A request without a session."""
+
+    status: ClassVar[int] = 401
+
+    def __init__(self) -> None:
+        super().__init__("log in first")
+
+
+class Forbidden(ConsoleError):
+    """A request from another site, or for what this console does not do."""
+
+    status: ClassVar[int] = 403
+
+
+class ReadOnly(Forbidden):
+    """The console was started without write rights."""
+
+    def __init__(self, command: str | None = None) -> None:
+        remedy = f"; the command does the same: {command}" if command else ""
+        super().__init__(f"this console only shows; start it with --write to change things{remedy}")
+
+
+class NotThere(ConsoleError):
+    """Nothing is known under this name."""
+
+    status: ClassVar[int] = 404
+
+
+class TooManyAttempts(ConsoleError):
+    """Too many wrong passwords."""
+
+    status: ClassVar[int] = 429
+
+    def __init__(self, wait: float) -> None:
+        self.wait = wait
+        super().__init__(f"too many wrong passwords; try again in {wait:.0f} s")
+
+
+class NotYet(ConsoleError):
+    """The first look at the cluster has not ended."""
+
+    status: ClassVar[int] = 503
+    retriable: ClassVar[bool] = True

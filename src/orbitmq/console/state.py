@@ -16,16 +16,13 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.clock import Clock
 from orbitmq.console import words
-from orbitmq.console.access import Logins, cookie_name
-from orbitmq.console.answers import Events
-from orbitmq.console.checks import ClockWatch, Fault, Observation, find_faults
-from orbitmq.console.collect import BrokerTables, Collector, Snapshot, readers
-from orbitmq.console.errors import NotThere, NotYet, ReadOnly
+from orbitmq.console.checks import CLOCKS_EVERY, ClockWatch, Fault, Observation, find_faults
+from orbitmq.console.collect import BrokerTables, Collector, MemberPoller, Snapshot, readers
 from orbitmq.console.history import Audit, FineHistory, HistoryFile
-from orbitmq.console.members import MemberPoller
+from orbitmq.console.http import Events, Logins, cookie_name
 from orbitmq.console.pipelines import Pipelines
 from orbitmq.console.resends import LaterAttempts, Replays, later_attempts
-from orbitmq.console.settings import ConsoleSettings
+from orbitmq.console.settings import ConsoleSettings, NotThere, NotYet, ReadOnly
 
 #: The producer group of messages that are sent from the page.
 PRODUCER_GROUP = "ORBITMQ_CONSOLE"
@@ -71,24 +68,16 @@ class ConsoleState:
             # An admin of its own counts the requests of looks alone.
             AsyncAdmin.on(self.engine),
             self.tables,
-            self.settings.budget,
             self.clock,
             every=self.settings.every,
             on_sample=self._sampled,
         )
-        self.members = MemberPoller(
-            self.admin,
-            lambda: self.collector.clients,
-            self._behind,
-            self.clock,
-            budget=self.settings.budget.handlers,
-            every=self.settings.every,
-        )
-        self.clocks = ClockWatch(self.admin, self._written, self.clock)
+        self.members = MemberPoller(self.admin, self.clock)
+        self.clocks = ClockWatch(self.admin, self.clock)
         self._tasks += (
             asyncio.create_task(self.collector.run(), name="console collector"),
-            asyncio.create_task(self.members.run(), name="console members"),
-            asyncio.create_task(self.clocks.run(), name="console clocks"),
+            asyncio.create_task(self._poll_members(), name="console members"),
+            asyncio.create_task(self._compare_clocks(), name="console clocks"),
         )
 
     async def stop(self) -> None:
@@ -129,18 +118,22 @@ class ConsoleState:
             return None
         return await later_attempts(self.engine, self.tables, readers(snapshot.cluster), group)
 
-    def _behind(self) -> list[str]:
-        """Groups with lag."""
-        snapshot = self.collector.snapshot
-        groups = () if snapshot is None else snapshot.groups.values()
-        return [each.name for each in groups if each.lag]
+    async def _poll_members(self) -> None:
+        while True:
+            snapshot = self.collector.snapshot
+            groups = () if snapshot is None else snapshot.groups.values()
+            behind = {each.name for each in groups if each.lag}
+            await self.members.poll(self.collector.clients, behind)
+            await asyncio.sleep(self.settings.every)
 
-    def _written(self) -> list[str]:
-        """Topics that have messages, the last written first."""
-        snapshot = self.collector.snapshot
-        topics = () if snapshot is None else snapshot.topics.values()
-        written = [(each.last_stored_at, each.name) for each in topics if each.last_stored_at]
-        return [name for _, name in sorted(written, reverse=True)]
+    async def _compare_clocks(self) -> None:
+        while True:
+            snapshot = self.collector.snapshot
+            topics = () if snapshot is None else snapshot.topics.values()
+            written = [(each.last_stored_at, each.name) for each in topics if each.last_stored_at]
+            # Clocks drift slowly; without any message there is nothing to compare yet.
+            await self.clocks.look([name for _, name in sorted(written, reverse=True)])
+            await asyncio.sleep(CLOCKS_EVERY if written else 1.0)
 
     def command(self, action: words.Action, *arguments: str | None, **options: Any) -> str:
         """The command of an action, for this cluster."""

@@ -23,11 +23,11 @@ from orbitmq.client.admin.deadletters import (
     looked_up,
 )
 from orbitmq.console import words
-from orbitmq.console.answers import answer, int_param, pick, read_body, text_param
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.messages import letter_row
-from orbitmq.console.errors import BadInput
+from orbitmq.console.http import answer, int_param, pick, read_body, text_param
 from orbitmq.console.resends import Replay, triage
+from orbitmq.console.settings import BadInput
 from orbitmq.console.state import ConsoleState, actor_of, state_of
 from orbitmq.console.words import Action, dead_letter_snippet
 

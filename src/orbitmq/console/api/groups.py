@@ -15,12 +15,11 @@ from orbitmq.client.admin.members import Finding, FindingKind, RunningInfo, Topi
 from orbitmq.client.admin.resets import ResetFailed, ResetPlan, ResetReport, ResetTo
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
-from orbitmq.console.answers import Row, answer, pick, read_body, window
 from orbitmq.console.api.topics import queue_named
 from orbitmq.console.checks import GROUP_CHECKS, Check, finding_fault, for_cluster
-from orbitmq.console.collect import GroupSample, Pace
-from orbitmq.console.errors import BadInput, NotThere
-from orbitmq.console.members import times_of
+from orbitmq.console.collect import GroupSample, Pace, times_of
+from orbitmq.console.http import Row, answer, pick, read_body, window
+from orbitmq.console.settings import BadInput, NotThere
 from orbitmq.console.state import ConsoleState, Planned, actor_of, state_of
 from orbitmq.console.words import Action, several
 from orbitmq.errors import OrbitError

@@ -16,7 +16,8 @@ from orbitmq.client.admin.messages import AsyncMessages, BodyForm, Track, cursor
 from orbitmq.client.errors import BadRequest
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.console import words
-from orbitmq.console.answers import (
+from orbitmq.console.api.topics import queue_named
+from orbitmq.console.http import (
     answer,
     encoded,
     int_param,
@@ -25,8 +26,7 @@ from orbitmq.console.answers import (
     stream,
     text_param,
 )
-from orbitmq.console.api.topics import queue_named
-from orbitmq.console.errors import BadInput
+from orbitmq.console.settings import BadInput
 from orbitmq.console.state import ConsoleState, session_check, state_of
 from orbitmq.console.words import Action, several
 from orbitmq.errors import ClientError

@@ -12,15 +12,14 @@ from starlette.routing import Route
 from orbitmq import __version__
 from orbitmq.client.admin.cluster import BrokerStatus, NameServerStatus
 from orbitmq.client.admin.topics import NOT_LISTED
-from orbitmq.console.access import Session, cookie_name
-from orbitmq.console.answers import answer, int_param, pick, read_body, stream
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.pipelines import shown_pipeline
 from orbitmq.console.checks import gathered
 from orbitmq.console.collect import GroupSample
-from orbitmq.console.errors import BadInput
 from orbitmq.console.history import FINE, STEP, WINDOW, thinned
+from orbitmq.console.http import Session, answer, cookie_name, int_param, pick, read_body, stream
 from orbitmq.console.pipelines import Pipeline
+from orbitmq.console.settings import BadInput
 from orbitmq.console.state import ConsoleState, actor_of, session_check, session_token, state_of
 from orbitmq.errors import NotSupported, OrbitError
 from orbitmq.names import is_retry_topic, is_system_topic

@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.console import words
-from orbitmq.console.answers import LARGEST, answer, pick, text_param
 from orbitmq.console.checks import for_cluster, pipeline_faults
-from orbitmq.console.errors import BadInput
+from orbitmq.console.http import LARGEST, answer, pick, text_param
 from orbitmq.console.pipelines import Pipeline, PipelineReport
+from orbitmq.console.settings import BadInput
 from orbitmq.console.state import ConsoleState, actor_of, state_of
 from orbitmq.console.words import Action
 

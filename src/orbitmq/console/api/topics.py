@@ -14,9 +14,9 @@ from starlette.routing import Route
 from orbitmq.client.admin.topics import Permission, Topic, TopicStatus
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
-from orbitmq.console.answers import Row, answer, pick, read_body, window
 from orbitmq.console.collect import TopicSample
-from orbitmq.console.errors import BadInput
+from orbitmq.console.http import Row, answer, pick, read_body, window
+from orbitmq.console.settings import BadInput
 from orbitmq.console.state import actor_of, state_of
 from orbitmq.console.words import Action
 
