@@ -119,29 +119,6 @@ async def test_two_consoles_may_have_one_file(tmp_path):
     assert points == [[(0.0, 0.0), (float(STEP), 1.0)], [(0.0, 1.0)]] * 2
 
 
-async def test_a_stretch_that_cannot_be_written_is_written_completely_or_not_at_all(tmp_path):
-    path = tmp_path / "history.sqlite"
-    history = HistoryFile(path)
-    await history.open()
-    with sqlite3.connect(path) as other:
-        other.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON points BEGIN SELECT RAISE(FAIL, 'full'); END"
-        )
-        other.commit()
-        await fill(history, x=(1.0, 1.0))
-        left = list(other.execute("SELECT name FROM series"))
-        other.execute("DROP TRIGGER full")
-        other.commit()
-    other.close()
-    await history.add(2.0 * STEP, {"x": 1.0})
-    points = await history.since("x", 0.0)
-    await history.close()
-
-    assert left == []
-    # It has not changed since; but that was not written.
-    assert points == [(float(STEP), 1.0)]
-
-
 async def test_the_audit_has_a_bound(history, monkeypatch):
     monkeypatch.setattr(module, "MOST_LINES", 5)
     for number in range(9):

@@ -78,17 +78,6 @@ async def test_one_key_on_many_messages_of_one_moment_is_paged_completely(desk):
     assert len({body for part in found for body in part}) == 90
 
 
-async def test_filters_are_the_broker_s(desk):
-    for number in range(4):
-        await desk.world.send(QUEUE, f"{number}".encode(), TAGS="ab"[number % 2], price=str(number))
-
-    by_tag = await pages(desk.browser, expression="b")
-    by_sql = await pages(desk.browser, expression="price > 1", type="SQL92")
-
-    assert by_tag == [["1", "3"]]
-    assert by_sql == [["2", "3"]]
-
-
 async def test_what_cannot_be_found_is_said_in_words(desk):
     cases: list[Any] = [
         ("topic=", 400),
@@ -177,36 +166,6 @@ async def test_only_so_many_pages_follow_topics_and_a_place_is_free_again(desk, 
     assert refused["kind"] == "refused"
     assert "close one" in refused["text"]
     await until(lambda: parts.tails == 0)
-
-
-async def test_every_way_to_find_messages_names_its_command(desk):
-    sent = await desk.world.send(QUEUE, b"one", KEYS="order-1")
-    commands = {
-        query: (await desk.browser.get(f"/messages?topic=orders&{query}"))["command"]
-        for query in (
-            "newest=1",
-            "since=1800000000&until=2026-01-31T23:59:59",
-            "expression=a%20%7C%7C%20b",
-            "expression=a%20%3E%205&type=SQL92&queue=broker-a:0",
-            "queue=broker-a:0&offset=0",
-            "key=order-1",
-        )
-    }
-    one = await desk.browser.get(f"/messages/one?id={sent.msg_id}")
-
-    assert [each.removesuffix(desk.aim) for each in commands.values()] == [
-        "orbitmq message browse orders --newest --limit 50",
-        (
-            "orbitmq message browse orders --since 2027-01-15T08:00:00.000Z "
-            "--until 2026-01-31T23:59:59 --limit 50"
-        ),
-        "orbitmq message browse orders --tags 'a || b' --limit 50",
-        "orbitmq message browse orders --queue broker-a:0 --sql 'a > 5' --limit 50",
-        "orbitmq message browse orders --queue broker-a:0 --offset 0 --limit 50",
-        "orbitmq message find orders order-1 --limit 50",
-    ]
-    assert one["command"].startswith("orbitmq message show ")
-    assert all(each.endswith(desk.aim) for each in (*commands.values(), one["command"]))
 
 
 async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk):

@@ -103,26 +103,6 @@ async def test_a_query_that_fails_or_is_silent_is_a_fault(desk):
     assert states == {"failed": "failed", "silent": "lost", "stopped": "stopped"}
 
 
-async def test_the_command_that_takes_one_off_names_the_console_as_the_page_has_reached_it(desk):
-    await desk.browser.post("/pipelines/q", REPORT, 204)
-
-    # What the page says, whatever the console itself listens on: a proxy may speak HTTPS for it.
-    proxied = await desk.browser.get("/pipelines/q?console=https%3A%2F%2Fmq.example.org")
-    unnamed = await desk.browser.get("/pipelines/q")
-
-    assert proxied["commands"]["forget"] == (
-        "orbitmq pipeline forget q --console https://mq.example.org"
-    )
-    assert unnamed["commands"]["forget"] == "orbitmq pipeline forget q --console URL"
-
-
-async def test_one_is_taken_off_the_list(desk):
-    await desk.browser.post("/pipelines/q", REPORT, 204)
-    await desk.browser.send("DELETE", "/pipelines/q", None, 204)
-
-    await desk.browser.get("/pipelines/q", 404)
-
-
 async def test_a_report_that_is_none_is_refused(desk):
     cases: list[Any] = [
         {},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from orbitmq.client.routes import Queue
@@ -54,29 +52,25 @@ async def test_a_plan_is_done_once(group):
     assert "new one" in again["error"]
 
 
-async def test_progress_goes_where_it_is_sent(group):
-    cases: list[Any] = [
+@pytest.mark.parametrize(
+    ("target", "offset", "options"),
+    [
         ({"to": "end"}, 5, "--to-end"),
         ({"to": "offset", "number": 4, **ONE}, 4, "--to-offset 4 --queue broker-a:0"),
-        ({"to": "shift", "number": -1, **ONE}, 3, "--by -1 --queue broker-a:0"),
-    ]
-    base = {"action": "reset", "group": "billing", "topic": "orders"}
-    for wish, offset, command in cases:
-        planned = await group.browser.post("/progress/plan", base | wish)
-        await group.browser.post("/progress/apply", {"plan": planned["plan"]})
+        ({"to": "shift", "number": -1, **ONE}, 1, "--by -1 --queue broker-a:0"),
+        ({"to": "time"}, 3, "--to-time {time}"),
+    ],
+)
+async def test_progress_is_reset_to_the_target(group, target, offset, options):
+    time = group.cluster.messages("orders")[3].stored_at
+    draft = {"action": "reset", "group": "billing", "topic": "orders", "time": time} | target
 
-        assert group.world.progress(QUEUE) == offset
-        assert planned["command"] == f"orbitmq group reset billing orders {command}{group.aim}"
-
-
-async def test_progress_goes_to_a_time(group):
-    third = group.cluster.messages("orders")[3]
-    wish = {"action": "reset", "group": "billing", "topic": "orders", "to": "time"}
-
-    planned = await group.browser.post("/progress/plan", wish | {"time": third.stored_at})
+    planned = await group.browser.post("/progress/plan", draft)
     await group.browser.post("/progress/apply", {"plan": planned["plan"]})
 
-    assert group.world.progress(QUEUE) == 3
+    assert group.world.progress(QUEUE) == offset
+    command = f"orbitmq group reset billing orders {options.format(time=time)}{group.aim}"
+    assert planned["command"] == command
 
 
 @pytest.mark.feature("L7")
@@ -99,8 +93,9 @@ async def test_a_backlog_is_skipped_and_progress_is_copied(group):
     assert len((await page.get("/audit"))["lines"]) == 3
 
 
-async def test_what_cannot_be_planned_is_said_in_words(group):
-    cases: list[Any] = [
+@pytest.mark.parametrize(
+    ("draft", "status"),
+    [
         ({"action": "explode"}, 400),
         ({"action": "reset"}, 400),
         ({"action": "clone"}, 400),
@@ -111,9 +106,10 @@ async def test_what_cannot_be_planned_is_said_in_words(group):
         ({"action": "reset", "topic": "nowhere", "to": "end"}, 404),
         ({"action": "reset", "topic": "orders", "to": "end", "queues": ["broker-z:0"]}, 404),
         ({"action": "skip", "group": "nobody"}, 404),
-    ]
-    for wish, status in cases:
-        answer = await group.browser.post("/progress/plan", {"group": "billing"} | wish, status)
+    ],
+)
+async def test_an_impossible_plan_is_refused_in_words(group, draft, status):
+    answer = await group.browser.post("/progress/plan", {"group": "billing"} | draft, status)
 
-        assert len(answer["error"]) > 10
+    assert len(answer["error"]) > 10
     assert group.world.progress(QUEUE) == 2

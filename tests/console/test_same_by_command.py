@@ -11,12 +11,9 @@ from urllib.parse import quote
 
 import pytest
 
-from orbitmq.client.routes import Queue
-from tests.console.conftest import Desk, read_only
+from tests.console.conftest import QUEUE, die, read_only
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
-
-QUEUE = Queue("orders", "broker-a", 0)
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +33,17 @@ async def run(cli: Cli, command: str, *more: str, code: int = 0) -> list[Any]:
     return await asyncio.to_thread(lambda: cli.records(*words, *more, code=code))
 
 
-async def kill(desk: Desk, number: int, reason: str, group: str = "billing") -> None:
-    await desk.world.die(
-        QUEUE,
-        f"body {number}".encode(),
-        reason,
-        group=group,
-        KEYS=f"order-{number}",
-        UNIQ_KEY=f"7F00000100000000000000000000{number:04}",
-    )
-
-
 @pytest.mark.feature("F7")
 async def test_dead_letters_are_chosen_sent_again_and_exported_by_both(desk, cli, tmp_path):
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await desk.world.consumer("client-2", group="mailer", subscriptions={"orders": "*"})
     for number in range(4):
-        await kill(desk, number, "ValueError: it's $5 too much")
+        await die(desk.world, 1, "ValueError: it's $5 too much", start=number)
     middle = desk.cluster.clock.now() + 1800.0
     desk.cluster.advance(3600.0)
     for number in range(4, 7):
-        await kill(desk, number, "KeyError")
-    await kill(desk, 7, "TimeoutError", group="mailer")
+        await die(desk.world, 1, "KeyError", start=number)
+    await die(desk.world, 1, "TimeoutError", start=7, group="mailer")
     page = desk.browser
     rows = (await page.get("/dead-letters/billing/letters"))["rows"]
     tried = rows[0]["tried"]

@@ -1,8 +1,8 @@
-"""Topics through the page's interface."""
+"""Topics and test messages through the page's interface."""
 
 from __future__ import annotations
 
-from typing import Any
+import base64
 
 import pytest
 
@@ -47,17 +47,19 @@ async def test_the_order_of_a_topic_is_kept_and_given_up_again(desk):
     assert (await page.get("/topics/orders"))["is_ordered"] is True
 
 
-async def test_what_cannot_be_meant_is_refused(desk):
-    cases: list[Any] = [
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
         ({"name": "no spaces"}, "letters"),
         ({"name": "t", "queues": 0}, "queues"),
         ({"name": "t", "permission": "x"}, "permission"),
         ({"name": "t", "queues": "many"}, "int"),
         ({"name": "t", "nonsense": 1}, "nonsense"),
         ({"name": "TBW102"}, "system"),
-    ]
-    for content, named in cases:
-        assert named in (await desk.browser.post("/topics", content, 400))["error"]
+    ],
+)
+async def test_an_impossible_topic_is_refused(desk, content, named):
+    assert named in (await desk.browser.post("/topics", content, 400))["error"]
 
 
 async def test_a_list_is_searched_sorted_and_cut(desk):
@@ -117,3 +119,62 @@ async def test_the_list_says_how_long_messages_are_kept(desk):
     (row,) = found["rows"]
     assert row["last_stored_at"] - row["first_stored_at"] == row["span"]
     assert row["span"] < 3700
+
+
+async def test_a_message_lands_where_it_is_said_to(desk):
+    draft = {
+        "topic": "orders",
+        "body": "hello",
+        "tags": "paid",
+        "keys": ["o-1", "o-2"],
+        "properties": {"city": "Porto"},
+    }
+    sent = await desk.browser.post("/send", draft)
+
+    (stored,) = desk.cluster.messages("orders")
+    assert stored.body == b"hello"
+    assert (stored.tags, stored.keys) == ("paid", "o-1 o-2")
+    assert stored.get_property("city") == "Porto"
+    assert (sent["queue"], sent["offset"]) == (stored.queue_id, stored.queue_offset)
+    assert sent["id"] == stored.msg_id
+    found = await desk.browser.get(f"/messages/one?id={sent['offset_id']}")
+    assert found["preview"] == "hello"
+    (line,) = (await desk.browser.get("/audit"))["lines"]
+    assert "hello" not in line["command"] + line["outcome"]
+
+
+async def test_bytes_and_a_queue_can_be_given(desk):
+    body = base64.b64encode(b"\x00\xff").decode()
+
+    sent = await desk.browser.post(
+        "/send", {"topic": "orders", "body_base64": body, "queue": "broker-b:1"}
+    )
+
+    (stored,) = desk.cluster.messages("orders")
+    assert stored.body == b"\x00\xff"
+    assert (sent["broker"], sent["queue"]) == ("broker-b", 1)
+
+
+async def test_a_delayed_message_comes_later(desk):
+    await desk.browser.post("/send", {"topic": "orders", "body": "later", "delay": 3600})
+    assert desk.cluster.messages("orders") == []
+
+    desk.cluster.advance(3700.0)
+    await desk.browser.until(
+        "/topics?search=orders", lambda found: found["rows"][0]["messages"] == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        {"topic": "no spaces", "body": "x"},
+        {"topic": "orders", "body_base64": "!"},
+        {"topic": "orders", "body": "x", "queue": "nonsense"},
+        {"topic": "orders", "body": "x", "properties": {"a": 1}},
+        {"body": "x"},
+    ],
+)
+async def test_an_impossible_message_is_refused(desk, draft):
+    assert (await desk.browser.post("/send", draft, 400))["error"]
+    assert desk.cluster.messages("orders") == []

@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.console.api import deadletters, groups, messages, overview, pipelines, topics
+from orbitmq.console.api import deadletters, groups, messages, overview, topics
 from orbitmq.console.api.overview import known_now, me_content
 from orbitmq.console.http import AccessControl, answer, on_error, on_http_error
 from orbitmq.console.settings import CannotListen, ConsoleError, ConsoleSettings
@@ -299,7 +299,6 @@ _ROUTES = [
     *groups.routes,
     *messages.routes,
     *deadletters.routes,
-    *pipelines.routes,
 ]
 
 

@@ -375,15 +375,20 @@ async def on_http_error(request: Request, exception: Exception) -> Response:
     return answer(content, exception.status_code)
 
 
-async def read_body(request: Request, kind: type[T], *, largest: int = LARGEST) -> T:
+async def read_bytes(request: Request, largest: int = LARGEST) -> bytes:
     """The body of a request. Raises `BadInput`."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > largest:
             raise BadInput(f"a request has {largest} bytes at most")
+    return bytes(body)
+
+
+async def read_body(request: Request, kind: type[T], *, largest: int = LARGEST) -> T:
+    """The value in the body of a request. Raises `BadInput`."""
     try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
+        return msgspec.json.decode(await read_bytes(request, largest) or b"{}", type=kind)
     except msgspec.MsgspecError as error:
         raise BadInput(str(error)) from error
 

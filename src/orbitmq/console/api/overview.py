@@ -12,8 +12,7 @@ from starlette.routing import Route
 from orbitmq import __version__
 from orbitmq.client.admin.cluster import BrokerStatus, NameServerStatus
 from orbitmq.client.admin.topics import NOT_LISTED
-from orbitmq.console.api.groups import group_row
-from orbitmq.console.api.pipelines import shown_pipeline
+from orbitmq.console.api.groups import group_row, shown_pipeline
 from orbitmq.console.checks import gathered
 from orbitmq.console.collect import GroupSample
 from orbitmq.console.history import FINE, STEP, WINDOW, thinned

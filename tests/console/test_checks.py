@@ -1,0 +1,504 @@
+"""Faults: their words and commands, and what one thorough examination calls a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServerStatus, runtime_info
+from orbitmq.client.admin.groups import GroupSettings
+from orbitmq.client.admin.members import Finding, FindingKind
+from orbitmq.client.admin.requests import BrokerNode, Unreachable
+from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.errors import GroupNotFound
+from orbitmq.client.routes import Queue
+from orbitmq.clock import SystemClock
+from orbitmq.console import checks, collect
+from orbitmq.console.checks import (
+    Check,
+    ClockWatch,
+    Observation,
+    Severity,
+    compare_clocks,
+    examine,
+    find_faults,
+    gathered,
+)
+from orbitmq.console.collect import (
+    STALLED_AFTER,
+    GroupSample,
+    MemberFindings,
+    Snapshot,
+    TopicPart,
+    TopicSample,
+    Uneven,
+)
+from orbitmq.console.history import REPORT_INTERVAL
+from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
+from orbitmq.console.resends import Resent
+from orbitmq.remoting.settings import Address
+from tests.console.conftest import QUEUE, die
+from tests.support.client import quick_settings
+from tests.support.orbitmqcli import parsed
+
+NODE = BrokerNode("c", "a", 0, Address("127.0.0.1", 10911))
+DEADLINE = 30.0
+
+
+def up(**raw):
+    """A broker that answers with these figures."""
+    return BrokerStatus(NODE, True, runtime_info(raw, 0))
+
+
+CLUSTER = ClusterStatus((up(),), ())
+
+
+def group(name, lag=0, age=0.0, **fields):
+    rates = (fields.pop("came", 0.0), fields.pop("went", 0.0))
+    part = TopicPart("orders", lag, 4, *rates, age)
+    base = {"name": name, "settings": GroupSettings(name), "brokers": ("a",), "parts": (part,)}
+    return GroupSample(**base | fields)
+
+
+def snapshot(*groups, **fields):
+    base = {
+        "at": 0.0,
+        "cluster": CLUSTER,
+        "topics": {},
+        "groups": {each.name: each for each in groups},
+    }
+    return Snapshot(**base | fields)
+
+
+def faults_of(*groups, **fields):
+    return find_faults(Observation(snapshot=snapshot(*groups, **fields), now=0.0))
+
+
+def faults_of_broker(broker):
+    return faults_of(cluster=ClusterStatus((broker,), ()))
+
+
+def test_a_group_that_is_well_is_no_fault():
+    well = (
+        group("done"),
+        group("keeping", 5, 1.0, members=2, came=10.0, went=10.0),
+        group("draining", 5000, 900.0, members=2, came=10.0, went=100.0),
+        group("just-behind", 5, 30.0, members=1, came=20.0, went=10.0),
+        group("idle-without-members", members=0),
+    )
+
+    assert faults_of(*well) == ()
+
+
+@pytest.mark.parametrize(
+    ("sick", "kind", "text"),
+    [
+        (
+            group("g", 12, 300.0, members=1, still=240.0),
+            "stalled",
+            "12 messages wait, the oldest for 5 min, and none was finished for 4 min",
+        ),
+        (group("g", 1, 300.0, members=0), "nobody consumes", "1 message waits"),
+        (
+            group("g", 700, 300.0, members=2, came=50.0, went=20.0),
+            "falling behind",
+            "50 come in each second and 20 are finished",
+        ),
+        (group("g", 3, 10.0, settings=GroupSettings("g", is_enabled=False)), "paused", "paused"),
+        (group("g", is_uniform=False), "settings differ", "different settings"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_problem_of_a_group_has_its_kind_its_words_and_a_command(sick, kind, text):
+    (fault,) = faults_of(sick)
+
+    assert (fault.subject, fault.kind, fault.link) == ("g", kind, "/groups/g")
+    assert text in fault.text
+    assert parsed(fault.command)
+
+
+@pytest.mark.parametrize(
+    ("dead", "counts", "text"),
+    [
+        (
+            9,
+            (9, 0, 2),
+            "2 messages died in the last hour and were not resent; 9 dead letters are open",
+        ),
+        (
+            9,
+            (9, 5, 1, 1),
+            (
+                "1 message died in the last hour and was not resent; 4 dead letters are open, "
+                "5 were resent"
+            ),
+        ),
+        (9, (9, 7, 0, 2), None),
+        # Letters of the last hour count, whatever is not known of older ones.
+        (5000, (100, 100, 0, 2), None),
+        (
+            5000,
+            (),
+            "2 messages died in the last hour, and it is not known whether they were resent",
+        ),
+        (
+            5000,
+            (100, 100, 0, 1),
+            "1 message died in the last hour, and it is not known whether it was resent",
+        ),
+        (
+            5000,
+            (100, 1, 1),
+            (
+                "at least 1 message died in the last hour and was not resent; at least 99 dead "
+                "letters are open, at least 1 was resent"
+            ),
+        ),
+    ],
+)
+def test_dead_letters_of_the_last_hour_are_a_fault_unless_they_were_resent(dead, counts, text):
+    found = faults_of(group("g", dead_letters=dead, dead_last_hour=2, resent=Resent(*counts)))
+
+    assert [fault.text for fault in found] == ([] if text is None else [text])
+    assert [fault.link for fault in found] == ["/dead-letters/g"] * len(found)
+
+
+@pytest.mark.parametrize(
+    ("age", "still", "patience", "is_stalled"),
+    [
+        (90.0, 61.0, 60.0, True),
+        (90.0, 5.0, 60.0, False),
+        (90.0, 1.5, 1.0, True),
+        (3.0, 1.5, 1.0, False),
+        (90.0, 0.5, 1.0, False),
+    ],
+)
+def test_a_group_is_stalled_only_when_its_oldest_message_has_waited(
+    age, still, patience, is_stalled
+):
+    sample = group("g", 5, age, members=1, still=still, patience=patience)
+
+    assert any(fault.kind == "stalled" for fault in faults_of(sample)) is is_stalled
+
+
+LITTLE, NONE = Severity.WARN, Severity.BAD
+
+
+@pytest.mark.parametrize(
+    ("topics", "groups", "found"),
+    [
+        ("7", "7", []),
+        ("8", "7", [("little room for topics", LITTLE)]),
+        ("7", "10", [("no room for groups", NONE)]),
+        ("11", "9", [("no room for topics", NONE), ("little room for groups", LITTLE)]),
+    ],
+)
+def test_a_broker_that_soon_creates_no_more_topics_or_groups_is_a_fault(topics, groups, found):
+    faults = faults_of_broker(
+        up(topics=topics, groups=groups, maxAutoTopics="10", maxAutoGroups="10")
+    )
+
+    assert [(fault.kind, fault.weight) for fault in faults] == found
+    for fault in faults:
+        assert fault.check is Check.ROOM
+        assert "broker.max_auto_" in fault.command
+        assert parsed(fault.command)
+    assert faults_of_broker(up(topics="99", groups="99")) == ()
+
+
+def test_the_worst_comes_first_and_forty_faults_of_one_kind_are_gathered():
+    many = [group(f"left-{number}", 1, 300.0, members=0) for number in range(40)]
+    faults = faults_of(*many, group("hangs", 1, 300.0, members=1, still=99.0))
+
+    kinds = gathered(faults)
+
+    assert faults[0].weight is Severity.BAD
+    counts = [(kind["kind"], kind["count"], len(kind["faults"])) for kind in kinds]
+    assert counts == [("stalled", 1, 1), ("nobody consumes", 40, 5)]
+
+
+def test_a_broker_that_did_not_answer_is_named():
+    (fault,) = faults_of(unreachable=(Unreachable("broker-b", "refused"),))
+
+    assert (fault.subject, fault.weight) == ("broker-b", Severity.BAD)
+    assert "refused" in fault.text
+
+
+def pipeline(name, state, **fields):
+    return Pipeline(name, PipelineReport(state=state, **fields), 0.0)
+
+
+def everything_wrong():
+    """One fault of every check that is made of a cluster."""
+    far = NameServerStatus(Address("10.0.0.7", 9876), ("a",))
+    down = NameServerStatus(Address("10.0.0.8", 9876), problem="refused")
+    refusing = BrokerNode("c", "b", 1, Address("10.0.0.9", 10911))
+    raw = {"storeRefusal": "no space", "groups": "9", "maxAutoGroups": "10"}
+    ill = BrokerStatus(refusing, True, runtime_info(raw, 0))
+    topic = Topic("hidden", TopicKind.NORMAL, (TopicOnBroker("a", 4, 2, Permission.WRITE, False),))
+    groups = (
+        group("differs", findings=(Finding(FindingKind.DIFFERENT_SUBSCRIPTIONS, "differs", "so"),)),
+        group("twins"),
+        group("hangs", 12, 300.0, members=1, still=240.0),
+        group("left", 1, 300.0, members=0),
+        group("slow", 700, 300.0, members=2, came=50.0, went=20.0),
+        group("dies", dead_letters=9, dead_last_hour=2, resent=Resent(9, 0, 2)),
+        group("odd", is_uniform=False),
+    )
+    twin = Finding(FindingKind.DUPLICATE_CLIENT, "twins", "two are one", client_id="x@1")
+    return Observation(
+        snapshot=snapshot(
+            *groups,
+            cluster=ClusterStatus((up(commitLogDiskRatio="0.93"), ill), (far, down)),
+            topics={"hidden": TopicSample(topic=topic)},
+        ),
+        now=10.0,
+        findings={
+            "twins": MemberFindings((twin,), endless="x@1"),
+            "odd": MemberFindings(uneven=(Uneven("orders", (("x@1", 4), ("y@2", 0))),)),
+        },
+        skews={"a": "the clock of broker a is 1 h ahead of this machine's"},
+        pipelines=(pipeline("enrich", PipelineState.FAILED, error="no space left"),),
+    )
+
+
+def test_every_check_of_a_cluster_finds_its_fault_with_words_and_a_command_that_works():
+    faults = find_faults(everything_wrong())
+
+    assert {fault.check for fault in faults} == set(Check) - {Check.JAVA, Check.WORKERS}
+    for fault in faults:
+        assert fault.text, fault
+        assert fault.remedy, fault
+        assert fault.command, fault
+        if fault.command.startswith("orbitmq "):
+            assert parsed(fault.command), fault
+
+
+@pytest.mark.parametrize("kind", FindingKind)
+def test_every_kind_of_finding_in_a_group_is_a_fault_apart_from_its_remedy(kind):
+    finding = Finding(kind, "billing", "this is so; do that")
+    seen = snapshot(group("billing", findings=(finding,)))
+
+    (fault,) = find_faults(
+        Observation(snapshot=seen, now=0.0, findings={"billing": MemberFindings((finding,))})
+    )
+
+    assert (fault.text, fault.subject) == ("this is so", "billing")
+    assert fault.remedy
+    assert parsed(fault.command)
+
+
+def test_what_a_broker_reports_of_a_group_counts_until_its_members_were_polled():
+    text = "members of group 'billing' subscribe differently to topic 'orders'"
+    cluster = ClusterStatus((up(groupFinding_0=text),), ())
+    found = Finding(FindingKind.DIFFERENT_SUBSCRIPTIONS, "billing", text)
+
+    (before,) = faults_of(group("billing"), cluster=cluster)
+    (after,) = faults_of(group("billing", findings=(found,)), cluster=cluster)
+
+    assert (before.kind, before.link) == ("members disagree", "/groups/billing")
+    assert after.kind == "different subscriptions"
+
+
+def test_what_a_broker_reports_of_groups_that_were_not_chosen_is_left_out():
+    texts = [f"members of group {name!r} subscribe differently" for name in ("billing", "mailer")]
+    raw = {f"groupFinding_{place}": text for place, text in enumerate(texts)}
+    seen = snapshot(group("billing"), cluster=ClusterStatus((up(**raw),), ()))
+
+    everything = find_faults(Observation(snapshot=seen, now=0.0))
+    chosen = find_faults(Observation(snapshot=seen, now=0.0, only=frozenset({"billing"})))
+
+    assert len(everything) == 2
+    assert [fault.subject for fault in chosen] == ["billing"]
+
+
+def test_a_pipeline_whose_messages_fail_is_a_fault_with_its_error():
+    some = (
+        pipeline("a/b", PipelineState.FAILING, error="KeyError: 'id'", failed_share=0.96,
+                 retried=40, dead=8, group="billing"),
+        pipeline("young", PipelineState.FAILING, error="KeyError: 'id'", failed_share=1.0),
+        pipeline("well", PipelineState.RUNNING, error="KeyError: 'id'", failed_share=0.1),
+    )  # fmt: skip
+
+    faults = find_faults(Observation(snapshot=snapshot(), now=10.0, pipelines=some))
+
+    ill = {fault.subject: fault for fault in faults}
+    assert ill.keys() == {"a/b", "young"}
+    assert ill["a/b"].text == (
+        "96 % of what it handled lately failed (40 retried, 8 dead since it was started): "
+        "KeyError: 'id'"
+    )
+    assert ill["a/b"].link == "/pipelines/a%2Fb"
+    assert ill["a/b"].command == "orbitmq dlq summary billing"
+    assert ill["young"].command == "orbitmq pipeline status young --console URL"
+
+
+@pytest.mark.parametrize(
+    ("broker", "kind", "command"),
+    [
+        (up(commitLogDiskRatio="0.93"), "disk nearly full", "broker.store.retention.keep=86400"),
+        (
+            BrokerStatus(NODE, False, None, "refused"),
+            "broker down",
+            "--name a --data FOLDER --port 10911",
+        ),
+        (
+            up(nameConflicts="10.0.0.2:10911 is registered as a with id 0"),
+            "name given twice",
+            "--name NAME",
+        ),
+    ],
+)
+def test_a_broker_is_started_again_with_its_own_folder_and_port(broker, kind, command):
+    (fault,) = faults_of_broker(broker)
+
+    assert (fault.kind, fault.subject) == (kind, str(NODE))
+    # Without a folder it would open the store of another broker.
+    assert "--data FOLDER" in fault.command
+    assert command in fault.command
+    assert parsed(fault.command)
+
+
+@pytest.mark.parametrize(
+    ("name_server", "found"), [("10.0.0.7", ["a"]), ("127.0.0.1", []), ("localhost", [])]
+)
+def test_an_advertised_loopback_address_is_a_fault_when_the_name_server_is_elsewhere(
+    name_server, found
+):
+    server = NameServerStatus(Address(name_server, 9876), ("a",))
+
+    faults = faults_of(cluster=ClusterStatus(CLUSTER.brokers, (server,)))
+
+    assert [each.subject for each in faults if each.check is Check.ADDRESSES] == found
+
+
+async def examined(watch, *, seconds, only=()):
+    async with asyncio.timeout(DEADLINE):
+        clock = watch.cluster.clock
+        return await examine(watch.engine, watch.admin, clock, watch=seconds, only=only)
+
+
+@contextlib.asynccontextmanager
+async def hanging(watch):
+    """A group that received messages long ago and has finished none."""
+    client = quick_settings(watch.cluster.name_server)
+    impatient = RebalanceSettings(handover=0.2)
+    has_begun = asyncio.Event()
+    consumer = AsyncConsumer("hanging", client=client, consume_from="first", rebalance=impatient)
+
+    @consumer.on("orders")
+    async def hang(_):
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    # Subscribed to a topic that does not exist, too.
+    @consumer.on("missing")
+    async def ignore(_):
+        """Never called."""
+
+    async with consumer:
+        for _ in range(2):
+            await watch.world.send(QUEUE)
+        async with asyncio.timeout(DEADLINE):
+            await has_begun.wait()
+        watch.cluster.advance(STALLED_AFTER + 30)
+        yield
+
+
+def stalled(found):
+    return [fault for fault in find_faults(found.seen) if fault.kind == "stalled"]
+
+
+async def test_a_group_whose_handlers_hang_is_found_although_it_has_finished_nothing(
+    watch, monkeypatch
+):
+    monkeypatch.setattr(checks, "PATIENCE", 0.5)
+    async with hanging(watch):
+        found = await examined(watch, seconds=0.6)
+
+    (fault,) = stalled(found)
+    assert "none was finished for" in fault.text
+    assert "2 messages wait" in fault.text
+    assert fault.command == "orbitmq group member hanging --stack"
+    assert found.watched == {"hanging"}
+    assert found.seconds >= 0.6
+
+
+async def test_no_group_is_called_stalled_before_two_commits_of_its_members_were_due(watch):
+    async with hanging(watch):
+        found = await examined(watch, seconds=0.5)
+
+    assert checks.PATIENCE >= 2 * REPORT_INTERVAL
+    assert stalled(found) == []
+    assert found.watched == {"hanging"}
+    assert found.seconds < checks.PATIENCE
+
+
+async def test_a_group_whose_member_reports_finished_messages_is_slow_and_not_stalled(
+    watch, monkeypatch
+):
+    monkeypatch.setattr(checks, "PATIENCE", 0.4)
+    await watch.world.send(QUEUE)
+    await watch.world.consumer("client-1")
+    await watch.world.report(QUEUE, 0)
+    watch.cluster.advance(STALLED_AFTER + 30)
+
+    found = await examined(watch, seconds=0.5)
+
+    assert found.watched == {"billing"}
+    assert found.seen.snapshot.groups["billing"].still >= 0.4
+    assert stalled(found) == []
+
+
+async def test_a_group_that_no_broker_knows_is_refused(watch):
+    with pytest.raises(GroupNotFound, match="tpyo"):
+        await examined(watch, seconds=0, only=("tpyo",))
+
+
+async def test_clocks_are_compared_by_the_topics_that_can_be_read(watch, caplog):
+    sealed = [f"sealed-{number}" for number in range(4)]
+    for topic in sealed:
+        await watch.cluster.create_topic(topic, queues=1)
+        await watch.world.send(Queue(topic, "broker-a", 0))
+        await watch.admin.topics.update(topic, permission="w")
+    topics = [*sealed, "gone", "orders"]
+    # By the clock of this machine the broker's messages come from the future.
+    watch.cluster.advance(3600.0)
+    await watch.world.send(QUEUE)
+    clock = SystemClock()
+
+    async with asyncio.timeout(DEADLINE):
+        found = await compare_clocks(watch.admin, topics, clock)
+        clocks = ClockWatch(watch.admin, clock)
+        await clocks.look(topics)
+        await clocks.look(topics)
+
+    assert found.left_out.keys() == {*sealed, "gone"}
+    assert "ahead of this machine's" in found.found["broker-a"]
+    assert found.looked == 1
+    assert clocks.skews.found.keys() == {"broker-a"}
+    # Each is named once, and not with every look.
+    assert sum("without topic" in each for each in caplog.messages) == 5
+
+
+async def test_an_examination_looks_a_bounded_number_of_dead_letters_of_the_last_hour_up(
+    watch, monkeypatch
+):
+    monkeypatch.setattr(collect, "THOROUGH_LETTERS", 12)
+    groups = ("billing", "shipping", "archive")
+    for group_name in groups:
+        await watch.world.consumer(f"of-{group_name}", group=group_name)
+        await die(watch.world, 2, group=group_name)
+    watch.cluster.advance(7200.0)
+    for group_name in groups:
+        await die(watch.world, 10, start=2, group=group_name)
+
+    found = (await examined(watch, seconds=0)).seen.snapshot
+
+    assert [found.groups[each].open_letters for each in groups] == [4, 4, 4]
+    assert found.open_last_hour == 12
+    assert found.open_letters + found.unknown_letters == found.dead_letters == 36
