@@ -90,15 +90,6 @@ def test_the_way_from_a_producer_to_a_handler_is_timed(both):
     assert 0 < done.median <= done.p99
 
 
-def test_a_failure_is_told(both):
-    nobody = Consume(
-        name_server="127.0.0.1:1", broker_port=1, topic="none", group="none", way="bare", count=1
-    )
-
-    with pytest.raises(ChildProcessError, match="ConnectionRefusedError"):
-        both.client.ask(nobody)
-
-
 @pytest.mark.parametrize("kind", [CrewHandover, WindowHandover, ExecutorHandover])
 def test_handing_over_ends_with_every_message_done(kind):
     batches = PulledBatches()

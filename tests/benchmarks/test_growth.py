@@ -11,20 +11,11 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.catalogue import CURVES
 from benchmarks.docspage import write_page
-from benchmarks.growth.curve import (
-    Allowance,
-    Curve,
-    Point,
-    Probes,
-    grown,
-    growth_of,
-    judge,
-    measure_curve,
-)
+from benchmarks.growth.curve import Allowance, Curve, Point, Probes, grown, growth_of, measure_curve
 from benchmarks.growth.wording import judgement_text
 from benchmarks.machine import this_machine
-from benchmarks.report import Report, read_json
-from benchmarks.runner import LEAST_ROUNDS, Scale
+from benchmarks.report import Report
+from benchmarks.runner import Scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,23 +78,6 @@ def test_the_exponent_is_that_of_the_power_law():
     assert growth_of(points(1, 2, 4, 8)).exponent == pytest.approx(0.5)
 
 
-def test_nothing_of_something_has_a_cost_but_no_part_in_the_power_law():
-    growth = growth_of(points(5, 10, 10, 10, sizes=(0, 10, 100, 1000)))
-
-    assert growth.exponent == pytest.approx(0)
-    assert growth.rise == pytest.approx(2)
-    assert growth.risen == (0, 10)
-
-
-def test_rates_are_judged_by_the_time_of_one():
-    doubled = growth_of(points(100, 200, sizes=(1, 2)), is_rate=True)
-    halved = growth_of(points(100, 50, sizes=(1, 2)), is_rate=True)
-
-    assert doubled.last_to_first == pytest.approx(0.5)
-    assert judge(doubled, None) == "falls"
-    assert judge(halved, None) == "rises"
-
-
 @pytest.mark.parametrize(
     ("rates", "verdict"), [((100, 171), "falls"), ((100, 149), "gains too little")]
 )
@@ -117,32 +91,12 @@ def test_a_rate_that_is_to_be_multiplied_has_to_gain(rates, verdict):
     assert judgement_text(result).endswith("; wanted: at least 1.5 times")
 
 
-def test_more_brokers_have_to_bring_more():
-    (rate,) = [each for each in CURVES if each.is_rate]
+def test_a_quick_run_names_the_sizes_that_it_drops(run):
+    ran = run("--quick", curves=[curve(lambda _: 5.0)], scale=None)
 
-    assert rate.axis == "broker processes"
-    assert rate.least_gain == 1.5
-
-
-def test_a_quick_run_names_the_sizes_that_it_drops(tmp_path):
-    out = tmp_path / "bench.json"
-    chosen = curve(lambda _: 5.0)
-
-    main(["--quick", "--json", str(out)], benches=[], curves=[chosen])
-
-    report = read_json(out)
-    assert report.dropped == ["growth: horses: feeding: without 4"]
-    assert report.score == "1 met, 0 missed, 0 not measured"
-    write_page(report, tmp_path)
-    assert "- growth: horses: feeding: without 4\n" in (tmp_path / "performance.md").read_text()
-
-
-def test_a_curve_that_rises_without_a_reason_is_a_miss_of_a_full_run(tmp_path):
-    arguments = ["--json", str(tmp_path / "bench.json")]
-    bent, flat = curve(float), curve(lambda _: 5.0)
-
-    assert main(arguments, benches=[], curves=[bent], scale=Scale(rounds=3)) == 1
-    assert main(arguments, benches=[], curves=[flat], scale=Scale(rounds=3)) == 0
+    assert ran.report.dropped == ["growth: horses: feeding: without 4"]
+    assert ran.report.score == "1 met, 0 missed, 0 not measured"
+    assert "- growth: horses: feeding: without 4\n" in ran.page
 
 
 def test_a_machine_that_gets_busier_bends_no_curve():
@@ -157,15 +111,6 @@ def test_a_machine_that_gets_busier_bends_no_curve():
     assert result.verdict == "flat"
     assert visits == [*SIZES, *SIZES, *SIZES[::-1], *SIZES, *SIZES[::-1]]
     assert [len(point.values) for point in result.points] == [4] * len(SIZES)
-
-
-def test_a_quick_run_visits_three_sizes_and_an_impatient_one_has_fewer_rounds():
-    scale = replace(Scale.quick(), patience=0.0)
-
-    result = measure_curve(curve(), scale)
-
-    assert [point.size for point in result.points] == [1, 16, 64]
-    assert len(result.points[0].values) == LEAST_ROUNDS
 
 
 def test_the_page_shows_each_curve_with_its_plot_its_growth_and_its_reason(tmp_path):
@@ -203,24 +148,18 @@ def test_the_page_shows_each_curve_with_its_plot_its_growth_and_its_reason(tmp_p
     assert all(path.stat().st_size > 0 for path in written)
 
 
-def test_curves_can_be_chosen_and_a_part_of_a_run_does_not_become_the_page(tmp_path, capsys):
-    out = tmp_path / "bench.json"
+def test_curves_can_be_chosen_and_a_part_of_a_run_does_not_become_the_page(run, tmp_path, capsys):
     chosen = curve(lambda _: 5.0)
+    curves = [chosen, replace(chosen, axis="carts")]
 
-    status = main(
-        ["--only", "growth: horses", "--json", str(out)],
-        benches=[],
-        curves=[chosen, replace(chosen, axis="carts")],
-        scale=Scale(rounds=3),
-    )
+    ran = run("--only", "growth: horses", curves=curves, scale=Scale(rounds=3))
 
-    assert status == 0
-    assert "feeding" in capsys.readouterr().out
-    (result,) = read_json(out).curves
+    assert ran.status == 0
+    assert "feeding" in ran.out
+    (result,) = ran.report.curves
     assert result.axis == "horses"
     assert [point.values for point in result.points] == [(5.0, 5.0, 5.0)] * len(SIZES)
-    assert (tmp_path / "bench" / "images" / "performance-growth-horses.svg").exists()
-    assert main(["--docs", "--json", str(out)]) == 2
+    assert main(["--docs", "--json", str(tmp_path / "build" / "bench.json")]) == 2
     assert "holds 'growth: horses' only; run: make bench" in capsys.readouterr().err
 
 

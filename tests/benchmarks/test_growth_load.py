@@ -92,27 +92,6 @@ def test_consumers_share_the_messages_or_get_all_of_them(stage, broker, is_share
     assert any(is_so() for _ in range(TRIES))
 
 
-def test_messages_of_a_mebibyte_go_through(stage, broker):
-    topic = stage.topic(broker, "large", 4)
-    large = Sends(topic=topic, queues=4, body_size=1 << 20)
-
-    assert bring(load(broker, large, connections=1, in_flight=2)).sent > 0
-    there = stored(broker, topic, 4) // 4
-    assert bring(load(broker, Reads(topic=topic, queues=4, per_queue=there))).read > 0
-
-
-def test_two_brokers_are_loaded_at_the_same_time(stage, broker):
-    other = stage.broker("other")
-    for each in (broker, other):
-        stage.topic(each, "both", 4)
-    sends = Sends(topic="both", queues=4, body_size=100)
-
-    done = stage.bring(SECONDS, load(broker, sends), load(other, sends))
-
-    assert done.sent > 0
-    assert all(stored(each, "both", 4) > 0 for each in (broker, other))
-
-
 def test_a_broker_that_refuses_is_not_fast_but_a_failure(stage, broker):
     sends = Sends(topic="sent to nobody", queues=4, body_size=100)
 

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from benchmarks.__main__ import main
 from benchmarks.load.asking import Drive, Driven, Pace, Paced, Pulls, Requests, Sends, Target
 from benchmarks.load.proc import own_bytes
 from benchmarks.load.processes import Floor, Generator, OurBroker
 from benchmarks.load.stage import check
-from benchmarks.report import read_json
 from benchmarks.runner import Bench, NotAtHand, Sample, Scale, measure
 
 if TYPE_CHECKING:
@@ -93,14 +91,6 @@ def test_at_a_steady_pace_every_message_arrives(generator, tmp_path, way):
     assert 0 < outcome.median <= outcome.p99 < 30
 
 
-def test_a_load_that_cannot_be_brought_says_why(generator):
-    with Floor("constant") as floor:
-        gone = floor.target
-
-    with pytest.raises(ChildProcessError, match="ConnectionRefusedError"):
-        drive(generator, gone, SENDS, 1)
-
-
 class Counted:
     """A stage that writes down when it is entered and left."""
 
@@ -141,15 +131,19 @@ def test_what_was_measured_elsewhere_gives_the_ratio_by_cost_and_the_figure_by_t
     assert result.figure == 2.0
 
 
-def test_neighbours_share_a_stage_and_an_absent_peer_is_named(tmp_path):
+def test_neighbours_share_a_stage_and_an_absent_peer_is_named(run):
     stage = Counted()
-    out = tmp_path / "bench.json"
-    lines = [line("walking", stage), line("racing", stage, is_here=False), line("resting", stage)]
 
-    status = main(["--quick", "--json", str(out)], benches=lines, curves=[], absent=[])
+    ran = run(
+        benches=[
+            line("walking", stage),
+            line("racing", stage, is_here=False),
+            line("resting", stage),
+        ]
+    )
 
-    assert status == 0
+    assert ran.status == 0
     assert stage.seen == ["entered", "walking", "resting", "left"]
-    missing = read_json(out).results[1]
+    missing = ran.report.results[1]
     assert missing.figure is None
     assert missing.note == "not at hand: its stable is empty"

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.__main__ import main
 from benchmarks.catalogue import BENCHES
 from benchmarks.peers import NotFetched, Peer, Tell
-from benchmarks.report import read_json
 from benchmarks.runner import Bench, Sample, Scale
 from tests.support.maven import Unavailable, Unreachable, fetch_jars
 
@@ -52,23 +50,19 @@ def beside(peer: Peer) -> Bench:
     )
 
 
-@pytest.mark.parametrize("scale", [Scale(), Scale.quick()], ids=["full", "quick"])
-def test_a_peer_that_is_missing_is_fetched_once_and_measured_beside(tmp_path, capsys, scale):
-    out = tmp_path / "bench.json"
+def test_a_peer_that_is_missing_is_fetched_once_and_measured_beside(run, tmp_path):
     lines = [beside(peer_in(tmp_path, "horse"))]
 
-    for _ in range(2):
-        main(["--json", str(out)], benches=lines, curves=[], scale=scale)
+    first, second = run(benches=lines), run(benches=lines)
 
-    (result,) = read_json(out).results
-    said = capsys.readouterr().err
+    (result,) = second.report.results
     assert result.ratio == 0.5
-    assert said.count("fetched horse in") == 1
-    assert f"fetching horse from the pasture into {tmp_path / 'stable'}: 3 files" in said
+    assert "fetched horse in" in first.err
+    assert f"fetching horse from the pasture into {tmp_path / 'stable'}: 3 files" in first.err
+    assert "fetch" not in second.err
 
 
-def test_where_a_source_is_out_of_reach_one_line_says_so_and_the_rest_is_measured(tmp_path, capsys):
-    out = tmp_path / "bench.json"
+def test_where_a_source_is_out_of_reach_one_line_says_so_and_the_rest_is_measured(run, tmp_path):
     near = peer_in(tmp_path, "dog")
     near.source = "the yard"
     lines = [
@@ -77,37 +71,14 @@ def test_where_a_source_is_out_of_reach_one_line_says_so_and_the_rest_is_measure
         beside(near),
     ]
 
-    main(["--json", str(out)], benches=lines, curves=[], scale=Scale.quick())
+    ran = run(benches=lines)
 
-    horse, cow, dog = read_json(out).results
-    said = [line for line in capsys.readouterr().err.splitlines() if "without" in line]
-    assert said == [
+    horse, cow, dog = ran.report.results
+    assert [line for line in ran.err.splitlines() if "without" in line] == [
         "measuring without horse and cow, which cannot be fetched from the pasture: no connection"
     ]
     note = "not at hand: it could not be fetched from the pasture: no connection"
     assert (horse.note, cow.note, dog.ratio) == (note, note, 0.5)
-
-
-def test_a_peer_that_lacks_something_does_not_keep_others_of_its_source_away(tmp_path, capsys):
-    out = tmp_path / "bench.json"
-    lines = [
-        beside(peer_in(tmp_path, "horse", NotFetched("no saddle"))),
-        beside(peer_in(tmp_path, "cow")),
-    ]
-
-    main(["--json", str(out)], benches=lines, curves=[], scale=Scale.quick())
-
-    assert [each.ratio for each in read_json(out).results] == [None, 0.5]
-    assert "measuring without horse, which cannot be" in capsys.readouterr().err
-
-
-def test_nothing_is_fetched_for_lines_that_are_not_measured(tmp_path, capsys):
-    lines = [beside(peer_in(tmp_path, "horse")), beside(peer_in(tmp_path, "cow"))]
-    arguments = ["--json", str(tmp_path / "bench.json"), "--only", "beside cow"]
-
-    main(arguments, benches=lines, curves=[], scale=Scale.quick())
-
-    assert "horse" not in capsys.readouterr().err
 
 
 def test_every_line_beside_something_of_others_names_what_is_to_be_fetched():
@@ -146,26 +117,3 @@ def test_it_is_told_apart_whether_maven_central_or_an_artifact_is_missing(
         fetch_jars(tmp_path / "jars", ["a:b:1"])
 
     assert type(caught.value) is error
-
-
-def test_a_fetch_tells_how_many_files_have_come(tmp_path, monkeypatch):
-    # It runs Maven twice. The first ends when somebody has been told of both its files.
-    (tmp_path / "wait").touch()
-    mvn_that(
-        tmp_path,
-        monkeypatch,
-        "printf '[INFO] Downloaded from central: x\\n[INFO] Downloaded from central: y\\n'\n"
-        f"while [ -e {tmp_path / 'wait'} ]; do sleep 0.05; done",
-    )
-    monkeypatch.setattr("tests.support.maven._TOLD_EVERY", 0.05)
-    told: list[int] = []
-
-    def tell(files):
-        told.append(files)
-        if files == 2:
-            (tmp_path / "wait").unlink(missing_ok=True)
-
-    fetch_jars(tmp_path / "jars", ["a:b:1"], tell=tell)
-
-    assert 2 in told
-    assert sorted(told) == told

@@ -11,11 +11,10 @@ from rich.console import Console
 
 from benchmarks.profiling.__main__ import main
 from benchmarks.profiling.paths import PATHS, role_of
-from benchmarks.profiling.shares import read_profile, short_name
+from benchmarks.profiling.shares import read_profile
 from benchmarks.profiling.speedscope import Frame, Shared, Speedscope, Thread
 from benchmarks.profiling.table import print_profile
 from benchmarks.profiling.tracing import py_spy, refusal
-from benchmarks.runner import Bench
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {path.name: path for path in PATHS}
@@ -71,30 +70,11 @@ def test_where_nothing_may_be_traced_that_is_said_and_how_to_change_it(tmp_path,
     assert "Traceback" not in told
 
 
-def test_a_profiler_that_fails_on_the_way_is_a_failure_of_that_path(tmp_path, capsys):
-    tired = saying(tmp_path, '[ "$1" = dump ] && exit 0', "echo 'too tired' >&2", "exit 1")
-
-    status = main(["decode", "--to", str(tmp_path / "made")], profiler=tired)
-
-    assert status == 1
-    assert "decode: failed: py-spy made no profile: too tired\n" in capsys.readouterr().err
-    assert not (tmp_path / "made").exists()
-
-
-def test_without_the_profiler_it_is_said_how_to_get_it():
-    assert refusal(None) == "py-spy is not installed; run: make setup"
-
-
 def test_a_path_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["decode", "guess"])
 
     assert "no path guess; there are: send, produce, pull" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
-def test_every_path_is_a_line_of_the_benches(path):
-    assert isinstance(path.bench(), Bench)
 
 
 @pytest.mark.parametrize(
@@ -113,20 +93,6 @@ def test_every_path_is_a_line_of_the_benches(path):
 )
 def test_processes_are_named_by_what_they_do(command, role):
     assert role_of(command, BY_NAME["spark"]) == role
-
-
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [
-        ("/home/me/orbitmq/src/orbitmq/wire/frame.py", "src/orbitmq/wire/frame.py"),
-        ("/home/me/orbitmq/.venv/lib/python3.11/site-packages/pyarrow/ipc.py", "pyarrow/ipc.py"),
-        ("/usr/lib/python3.12/asyncio/events.py", "asyncio/events.py"),
-        ("/x/site-packages/pyspark/python/lib/pyspark.zip/pyspark/worker.py", "pyspark/worker.py"),
-        ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>"),
-    ],
-)
-def test_files_have_the_names_that_they_have_everywhere(file, name):
-    assert short_name(file, Path("/home/me/orbitmq")) == name
 
 
 #: As py-spy writes them: processes are frames outside of functions, the one that started the other
@@ -173,28 +139,6 @@ def test_shares_are_of_the_samples_of_all_processes_with_a_role():
     assert broker.largest_own(5) == [(answer, 0.75), (serve, 0.25)]
     assert broker.largest_total(5) == [(serve, 1.0), (answer, 0.75)]
     assert (bench.role, bench.samples) == ("bench", 1)
-
-
-def test_what_leads_to_all_the_others_is_not_among_the_largest():
-    # `serve` leads to `answer` and to `ask`, and does nothing by itself.
-    working = sampled('Process 8 Thread 82 "working"', [0, 1, 2, 3], [0, 1, 2, 5])
-    content = msgspec.json.encode(Speedscope(shared=Shared(_FRAMES), profiles=[working]))
-
-    (broker,) = read_profile(content, BY_NAME["pull"], Path("/p")).roles
-
-    assert {frame.name for frame, _ in broker.largest_total(5)} == {"answer", "ask"}
-    assert {frame.name: count for frame, count in broker.total.items()}["serve"] == 2
-
-
-def test_a_thread_that_only_ever_rests_is_left_out_and_one_that_seldom_works_is_not():
-    busy = sampled('Process 8 Thread 82 "busy"', *[[0, 1, 3]] * 20)
-    resting = sampled('Process 8 Thread 83 "resting"', [0, 1, 2], [0, 1, 2])
-    seldom = sampled('Process 8 Thread 84 "seldom"', [0, 1, 2], [0, 1, 3])
-
-    graph = read_profile(recorded(busy, resting, seldom), BY_NAME["pull"], Path("/p")).graph
-
-    names = [thread.name for thread in graph.profiles]
-    assert names == ["broker (8), busy", "broker (8), MainThread", "broker (8), seldom"]
 
 
 def test_the_flame_graph_begins_with_the_busiest_thread_and_has_every_function_once():

@@ -29,7 +29,7 @@ from tools.chaos.history import (
     value_of,
 )
 from tools.chaos.programs import wait_until
-from tools.chaos.timing import latencies, quantile, recoveries
+from tools.chaos.timing import recoveries
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,19 +60,6 @@ def test_a_body_with_one_flipped_bit_is_noticed(value, size, data):
     assert read != value
 
 
-def test_histories_are_merged_by_time(tmp_path):
-    one, two = Recorder(tmp_path / "1.jsonl"), Recorder(tmp_path / "2.jsonl")
-    one.write(Invoked(1.0, "p/0/k"))
-    two.write(Read(3.0, "g", "c", "q", 0, "p/0/k"))
-    one.write(Acked(2.0, "p/0/k", "q", 0))
-    one.close()
-    two.close()
-
-    events = Histories(tmp_path).events()
-
-    assert [type(event) for event in events] == [Invoked, Acked, Read]
-
-
 def test_what_was_written_before_kill_9_is_there(tmp_path):
     path = tmp_path / "1.jsonl"
     program = (
@@ -90,17 +77,6 @@ def test_what_was_written_before_kill_9_is_there(tmp_path):
 
     assert ended.returncode == -signal.SIGKILL
     assert len(Histories(tmp_path).events()) == 100
-
-
-def test_a_line_that_was_cut_off_is_left_out(tmp_path):
-    path = tmp_path / "1.jsonl"
-    recorder = Recorder(path)
-    recorder.write(Invoked(1.0, "p/0/k"))
-    recorder.close()
-    with path.open("ab") as file:
-        file.write(b'{"is":"invoke","at":2')
-
-    assert Histories(tmp_path).events() == [Invoked(1.0, "p/0/k")]
 
 
 def test_what_is_written_between_two_readings_is_read_once(tmp_path):
@@ -205,57 +181,6 @@ def test_recovery_is_not_blamed_for_the_next_fault():
 
     assert [kill.stored, kill.read] == pytest.approx([1.0, 2.0])
     assert [pause.stored, pause.read] == pytest.approx([0.5, 1.5])
-
-
-def test_who_goes_on_only_when_faults_end_needed_all_the_pauses_between_them():
-    kills: list[Event] = [
-        Fault(10.0 * number + begins, "kill broker", "b", not begins)
-        for number in range(1, 4)
-        for begins in (6, 0)  # killed for four seconds, and well for six
-    ]
-    events: list[Event] = [
-        *at_work("p"),
-        *sorted(kills, key=lambda each: each.at),
-        Invoked(37.0, "p/1/k"),
-        Acked(43.0, "p/1/k", "q", 1),
-        Read(44.0, "g", "c", "q", 1, "p/1/k"),
-    ]
-
-    first, *_ = recoveries(events, ("g",))
-
-    assert first.stored == pytest.approx(6 + 6 + 6 + 7)
-
-
-def test_faults_that_overlap_disturb_once():
-    events: list[Event] = [
-        *at_work("p"),
-        Fault(1.0, "kill broker", "b", False),
-        Fault(2.0, "kill broker", "b", True),
-        Fault(3.0, "kill broker", "b", False),
-        Fault(4.0, "pause", "p", False),
-        Fault(6.0, "kill broker", "b", True),
-        Fault(8.0, "pause", "p", True),
-        Fault(8.5, "kill", "member", False),  # and never mended
-        Invoked(9.0, "p/1/k"),
-        Acked(10.0, "p/1/k", "q", 1),
-        Read(11.0, "g", "c", "q", 1, "p/1/k"),
-    ]
-
-    first, *_ = recoveries(events, ("g",))
-
-    assert first.stored == pytest.approx((3 - 2) + (10 - 8))
-
-
-def test_latency_is_that_of_the_first_delivery():
-    events: list[Event] = [
-        Invoked(1.0, "p/0/k"),
-        Read(1.5, "g", "c", "q", 0, "p/0/k"),
-        Read(9.0, "g", "c", "q", 0, "p/0/k"),
-    ]
-
-    assert latencies(events, "g") == [0.5]
-    assert quantile([0.5], 0.99) == 0.5
-    assert quantile([], 0.5) == 0.0
 
 
 def test_workers_end_with_whoever_started_them(tmp_path):

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 
 import pytest
 
@@ -114,13 +113,6 @@ def test_a_partition_is_for_new_connections_as_well(proxy, echo):
         assert client.recv(65536) == b"hello"
 
 
-def test_weather_of_another_process_is_not_ours(proxy):
-    proxy.set_weather(Weather(is_blocked=True), pid=1)
-
-    with _connect(proxy) as client:
-        assert _ask(client) == b"hello"
-
-
 def test_a_cut_is_noticed_by_both_sides(proxy):
     with _connect(proxy) as client:
         assert _ask(client) == b"hello"
@@ -157,21 +149,6 @@ def test_a_delay_is_kept_and_nothing_overtakes(proxy):
             got += client.recv(65536)
 
     assert got == sent
-
-
-def test_a_slow_reader_is_slow(proxy):
-    proxy.set_weather(Weather(bytes_per_second=200_000.0))
-    with _connect(proxy) as client:
-        began = time.monotonic()
-        sender = threading.Thread(target=client.sendall, args=(bytes(100_000),), daemon=True)
-        sender.start()
-        got = 0
-        while got < 100_000:
-            got += len(client.recv(65536))
-        sender.join(DEADLINE)
-
-        # Half a second; less the last chunk, after which nobody waits.
-        assert time.monotonic() - began > 0.1
 
 
 def test_the_kernel_says_whose_a_connection_is(proxy):

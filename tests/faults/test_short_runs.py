@@ -1,16 +1,18 @@
-"""Brokers that are killed and whose disks fail: the short versions of `make chaos`."""
+"""The short versions of `make chaos`: kills, disks, pauses and partitions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.support.faults import assert_kept
 from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, finish
 from tools.chaos.faultybroker import FORGETS
+from tools.chaos.figures import Figure
 from tools.chaos.history import Acked
 from tools.chaos.programs import Stage, wait_until
-from tools.chaos.scenarios import disks, killing
+from tools.chaos.scenarios import disks, killing, network, ordering, rebalancing
 
 SEED = 7
 
@@ -19,6 +21,17 @@ SEED = 7
 def stage(tmp_path):
     with Stage(tmp_path / "stage") as made:
         yield made
+
+
+def assert_kept(figures: Sequence[Figure]) -> None:
+    """Fail with every rule that was broken, and with the figures beside it.
+
+    How fast things were is for `make chaos` on a quiet machine; that they came about at all is not.
+    """
+    broken = [figure for figure in figures if not figure.is_kept and not figure.is_timing]
+    shown = "\n".join(f"{each.what}: {each.value} (rule {each.rule})" for each in broken)
+    rest = "; ".join(f"{each.what}: {each.value}" for each in figures if each.is_kept)
+    assert not broken, f"{shown}\nthe rest: {rest}"
 
 
 @pytest.mark.timeout(180)
@@ -64,3 +77,18 @@ def test_a_broker_whose_disk_forgets_is_found_out(stage):
     found = analyse(stage.events(), groups=("audit",))
 
     assert len(found.lost) + len(found.unseen) >= 10
+
+
+@pytest.mark.timeout(180)
+def test_members_that_consume_in_order_never_overlap(stage):
+    assert_kept(ordering.orderly(stage, Effort(6.0, SEED)))
+
+
+@pytest.mark.timeout(180)
+def test_partitions_and_half_open_connections_are_survived(stage):
+    assert_kept(network.network(stage, Effort(5.0, SEED)))
+
+
+@pytest.mark.timeout(180)
+def test_queues_are_shared_anew_in_time(stage):
+    assert_kept(rebalancing.rebalance(stage, Effort(10.0, SEED)))
