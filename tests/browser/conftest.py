@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
-from tests.support.chromium import chromium, watched
-from tests.support.consolestage import lively_stage
+from tests.browser.chromium import chromium, watched
+from tests.browser.stage import lively_stage
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -9,9 +9,9 @@ from starlette.routing import Route
 from orbitmq.client.errors import TopicNotFound
 from orbitmq.client.message import Message
 from orbitmq.console.app import PREFIX, api
-from tests.support.chromium import PHONE, watched
+from tests.browser.chromium import PHONE, watched
+from tests.browser.stage import Stage
 from tests.support.consoles import console_of
-from tests.support.consolestage import Stage
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 

@@ -17,12 +17,12 @@ from playwright.async_api import Page, expect
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
+from tests.browser.chromium import DEADLINE, DESK, PHONE, watched
+from tests.browser.stage import GROUPS, crowd
 from tests.support.archiving import archiving
-from tests.support.chromium import DEADLINE, DESK, PHONE, watched
 from tests.support.client import quick_settings
 from tests.support.consoles import Browser as Asking
 from tests.support.consoles import console_of
-from tests.support.crowd import GROUPS, crowd
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 

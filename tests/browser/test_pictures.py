@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser
 
+from tests.browser.chromium import DESK, PHONE, PICTURES, picture, watched
+from tests.browser.stage import Stage, lively_stage
 from tests.support.archiving import archiving
-from tests.support.chromium import DESK, PHONE, PICTURES, picture, watched
-from tests.support.consolestage import Stage, lively_stage
 from tests.support.consuming import until
 
 pytestmark = [

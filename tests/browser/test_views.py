@@ -10,7 +10,7 @@ from playwright.async_api import expect
 
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
-from tests.support.chromium import DEADLINE, PHONE, watched
+from tests.browser.chromium import DEADLINE, PHONE, watched
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 

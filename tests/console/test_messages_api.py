@@ -11,8 +11,7 @@ from urllib.parse import quote, urlencode
 
 from orbitmq.client.routes import Queue
 from orbitmq.console.api import messages
-from tests.support.consoles import DEADLINE, Browser
-from tests.support.consolestage import HOSTILE
+from tests.support.consoles import DEADLINE, HOSTILE, Browser
 from tests.support.consuming import until
 
 QUEUE = Queue("orders", "broker-a", 0)

@@ -22,7 +22,7 @@ import pytest
 
 from orbitmq import Consumer, Producer, ReceivedMessage, SendSettings
 from tests.containers.buildah import Buildah, Failed, Running, missing
-from tests.support import dockerfiles
+from tests.support import deployment
 
 pytestmark = [pytest.mark.feature("P8"), pytest.mark.timeout(3600)]
 
@@ -82,7 +82,7 @@ def build_all(images: Buildah) -> None:
     argument = re.search(r"^ARG PYTHON=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     assert argument is not None
     python = argument[1]
-    base = dockerfiles.stages(DOCKERFILE)["base"].base.replace("${PYTHON}", python)
+    base = deployment.stages_of(DOCKERFILE)["base"].base.replace("${PYTHON}", python)
     print(flush=True)
     images.make_base(base, python)
     images.build(DOCKERFILE, "broker", "orbitmq", ROOT)

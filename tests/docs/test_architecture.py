@@ -37,7 +37,7 @@ def steps(title: str) -> list[tuple[str, str]]:
 def test_a_walk_is_that_of_a_traced_run(walk):
     title, most_files = WALKS[walk]
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.support.walks", walk],
+        [sys.executable, "-m", "tests.docs.walks", walk],
         cwd=ROOT,
         capture_output=True,
         text=True,

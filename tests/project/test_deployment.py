@@ -19,12 +19,12 @@ import yaml  # type: ignore[import-untyped]  # its types are a package of their 
 from orbitmq import Consumer, Producer, ReceivedMessage
 from orbitmq.cli.settings import by_variable
 from orbitmq.spark.pipelines.load import load
-from tests.support import charts, dockerfiles
+from tests.support import deployment
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
 DOCKERFILE = DOCKER / "Dockerfile"
-STAGES = dockerfiles.stages(DOCKERFILE)
+STAGES = deployment.stages_of(DOCKERFILE)
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 #: Variables of clients and of the console, which are no settings of a server.
 OF_CLIENTS = {
@@ -42,11 +42,11 @@ PATIENCE = 30.0
 
 @pytest.mark.parametrize("image", ["broker", "pipeline"])
 def test_an_image_runs_as_nobody_in_particular_with_one_volume(image):
-    made_by = dockerfiles.with_bases(STAGES, image)
+    made_by = deployment.with_bases(STAGES, image)
 
-    assert dockerfiles.last(made_by, "USER") == "10001:10001"
+    assert deployment.last_words(made_by, "USER") == "10001:10001"
     assert [words for name, words in made_by if name == "VOLUME"] == ['["/var/lib/orbitmq"]']
-    assert dockerfiles.command(dockerfiles.last(made_by, "ENTRYPOINT")) == ["orbitmq"]
+    assert deployment.exec_form(deployment.last_words(made_by, "ENTRYPOINT")) == ["orbitmq"]
     assert "-slim" in STAGES["base"].base
     # What runs as root comes before, and after it nothing is installed.
     names = [name for name, _ in made_by]
@@ -73,11 +73,11 @@ def test_images_are_made_of_files_and_extras_that_are_there():
 def test_every_variable_is_one_that_the_program_knows():
     named: set[str] = set()
     for image in ("broker", "pipeline"):
-        named |= set(dockerfiles.environment(dockerfiles.with_bases(STAGES, image)))
+        named |= set(deployment.environment(deployment.with_bases(STAGES, image)))
     for service in COMPOSE["services"].values():
         named |= set(service.get("environment", {}))
-    for variant in charts.VARIANTS:
-        for _, container in charts.containers(charts.kept(variant)[1]):
+    for variant in deployment.VARIANTS:
+        for _, container in deployment.containers(deployment.kept(variant)[1]):
             named |= {variable["name"] for variable in container.get("env", ())}
 
     ours = {name for name in named if name.startswith("ORBITMQ_")}
@@ -90,7 +90,7 @@ def container(tmp_path):
     """The command of the image with the variables of the image; as a user without rights, if
     this one may become one and such a user can start this Python.
     """
-    made_by = dockerfiles.with_bases(STAGES, "broker")
+    made_by = deployment.with_bases(STAGES, "broker")
     data = tmp_path / "data"
     data.mkdir()
     changes_user = os.geteuid() == 0 and can_be_started_by_others(sys.executable)
@@ -99,7 +99,7 @@ def container(tmp_path):
         for folder in (tmp_path, *tmp_path.parents[:2]):
             folder.chmod(folder.stat().st_mode | 0o011)
     settings = {
-        **dockerfiles.environment(made_by),
+        **deployment.environment(made_by),
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "ORBITMQ_UP_DATA": str(data),
         # Ports that are free here; in a container all are.
@@ -111,8 +111,8 @@ def container(tmp_path):
         "ORBITMQ_RUN_INSECURE": "true",
     }
     words = [
-        *dockerfiles.command(dockerfiles.last(made_by, "ENTRYPOINT")),
-        *dockerfiles.command(dockerfiles.last(made_by, "CMD")),
+        *deployment.exec_form(deployment.last_words(made_by, "ENTRYPOINT")),
+        *deployment.exec_form(deployment.last_words(made_by, "CMD")),
     ]
     process = subprocess.Popen(
         [*words, "--json"],
@@ -199,7 +199,7 @@ def health(target: str) -> tuple[int, str]:
 
 
 def test_the_image_refuses_to_listen_openly_unless_that_is_accepted(tmp_path):
-    settings = dockerfiles.environment(dockerfiles.with_bases(STAGES, "broker"))
+    settings = deployment.environment(deployment.with_bases(STAGES, "broker"))
 
     done = subprocess.run(
         [Path(sys.executable).parent / "orbitmq", "up"],
@@ -215,12 +215,12 @@ def test_the_image_refuses_to_listen_openly_unless_that_is_accepted(tmp_path):
 
 
 def test_health_checks_ask_pages_of_the_image():
-    made_by = dockerfiles.with_bases(STAGES, "broker")
-    port = dockerfiles.environment(made_by)["ORBITMQ_BROKER_HTTP_PORT"]
+    made_by = deployment.with_bases(STAGES, "broker")
+    port = deployment.environment(made_by)["ORBITMQ_BROKER_HTTP_PORT"]
     script = next(words.split()[-1] for words in STAGES["base"].all("COPY") if "health.py" in words)
 
     asked = [
-        dockerfiles.command(dockerfiles.last(made_by, "HEALTHCHECK")),
+        deployment.exec_form(deployment.last_words(made_by, "HEALTHCHECK")),
         COMPOSE["services"]["broker"]["healthcheck"]["test"][1:],
         COMPOSE["services"]["console"]["healthcheck"]["test"][1:],
     ]
@@ -281,7 +281,7 @@ def test_a_client_on_the_host_reaches_the_broker_by_the_address_that_it_is_given
 
 @pytest.mark.parametrize("where", ["compose", "chart"])
 def test_the_pipeline_is_one_that_can_be_run(where, tmp_path):
-    values = yaml.safe_load((charts.CHART / "values.yaml").read_text())
+    values = yaml.safe_load((deployment.CHART / "values.yaml").read_text())
     text = (DOCKER / "pipeline.toml").read_text()
     file = tmp_path / "pipeline.toml"
     file.write_text(text if where == "compose" else values["pipeline"]["definition"])
@@ -306,16 +306,16 @@ def test_no_secret_stands_in_a_file():
 # ---- the chart
 
 
-@pytest.mark.parametrize("variant", charts.VARIANTS)
+@pytest.mark.parametrize("variant", deployment.VARIANTS)
 def test_what_is_kept_of_the_chart_is_what_it_makes_now(variant):
-    made_from, _ = charts.kept(variant)
+    made_from, _ = deployment.kept(variant)
 
-    assert made_from == charts.digest(), f"the chart was changed; run: {charts.COMMAND}"
+    assert made_from == deployment.digest(), f"the chart was changed; run: {deployment.COMMAND}"
 
 
-@pytest.mark.parametrize("variant", charts.VARIANTS)
+@pytest.mark.parametrize("variant", deployment.VARIANTS)
 def test_every_pod_of_the_chart_has_no_rights_that_it_does_not_need(variant):
-    for pod, container in charts.containers(charts.kept(variant)[1]):
+    for pod, container in deployment.containers(deployment.kept(variant)[1]):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == 10001
         assert pod["automountServiceAccountToken"] is False
@@ -331,9 +331,9 @@ def test_every_pod_of_the_chart_has_no_rights_that_it_does_not_need(variant):
         assert "/var/lib/orbitmq" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
-@pytest.mark.parametrize("variant", charts.VARIANTS)
+@pytest.mark.parametrize("variant", deployment.VARIANTS)
 def test_the_objects_of_the_chart_find_each_other(variant):
-    _, objects = charts.kept(variant)
+    _, objects = deployment.kept(variant)
     workloads = [each for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
     names = {(each["kind"], each["metadata"]["name"]) for each in objects}
 
@@ -368,9 +368,9 @@ def test_the_objects_of_the_chart_find_each_other(variant):
 
 
 def test_brokers_of_the_chart_keep_their_names_and_their_data():
-    _, objects = charts.kept("everything")
+    _, objects = deployment.kept("everything")
     (broker,) = [each for each in objects if each["kind"] == "StatefulSet"]
-    (pod, container), *_ = charts.containers([broker])
+    (pod, container), *_ = deployment.containers([broker])
     variables = {each["name"]: each for each in container["env"]}
 
     assert variables["ORBITMQ_BROKER_NAME"]["valueFrom"] == {
@@ -390,8 +390,8 @@ def test_brokers_of_the_chart_keep_their_names_and_their_data():
 
 
 def test_the_chart_uses_the_values_that_it_has_and_no_others():
-    values = yaml.safe_load((charts.CHART / "values.yaml").read_text())
-    text = "\n".join(path.read_text() for path in (charts.CHART / "templates").iterdir())
+    values = yaml.safe_load((deployment.CHART / "values.yaml").read_text())
+    text = "\n".join(path.read_text() for path in (deployment.CHART / "templates").iterdir())
 
     used = {tuple(path.split(".")) for path in re.findall(r"\.Values\.([A-Za-z.]+)", text)}
     for path in used:
@@ -412,10 +412,12 @@ def leaves(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def test_the_chart_is_refused_before_somebody_has_decided_about_protection():
-    values = yaml.safe_load((charts.CHART / "values.yaml").read_text())
-    names = (charts.CHART / "templates" / "_names.tpl").read_text()
+    values = yaml.safe_load((deployment.CHART / "values.yaml").read_text())
+    names = (deployment.CHART / "templates" / "_names.tpl").read_text()
 
     assert values["insecure"] is False
     assert values["accounts"]["existingSecret"] == values["console"]["existingSecret"] == ""
     assert names.count("fail ") == 3
-    assert 'include "orbitmq.check"' in (charts.CHART / "templates" / "namesrv.yaml").read_text()
+    assert (
+        'include "orbitmq.check"' in (deployment.CHART / "templates" / "namesrv.yaml").read_text()
+    )

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]  # its types are a package of their own
 
-from tests.support import charts, dockerlint, schemas
+from tests.support import deployment
 
 DOCKER = Path(__file__).parents[2] / "deploy" / "docker"
 DOCKERFILE = DOCKER / "Dockerfile"
@@ -26,67 +26,34 @@ COMPOSE_FILE = DOCKER / "compose.yaml"
 PATIENCE = 30.0
 
 
-def test_the_rules_for_dockerfiles_find_nothing_in_ours():
-    assert dockerlint.wrong(DOCKERFILE) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "broken", "number"),
-    [
-        ("STOPSIGNAL SIGTERM", "STOPSIGNL SIGTERM", "DL1000"),
-        ("FROM python:${PYTHON}-slim AS base", "FROM python AS base", "DL3006"),
-        ("COPY --from=build /opt", "COPY --from=bild /opt", "DL3022"),
-        ("WORKDIR /source", "WORKDIR source", "DL3000"),
-        ('CMD ["up"]', "CMD orbitmq up", "DL3025"),
-        ('CMD ["python", "/usr', 'CMD python "/usr', "DL3025"),
-        ('CMD ["up"]', 'CMD ["up"]\nCMD ["down"]', "DL4003"),
-        ("COPY src src", "ADD src src", "DL3020"),
-        ("ENV HOME=/var/lib/orbitmq", "ENV HOME=/var SPARK=$HOME/spark", "DL3044"),
-        ("EXPOSE 9876", "EXPOSE 98760", "DL3011"),
-        ("RUN python -m venv", "RUN cd /opt && python -m venv", "hides a failure"),
-        ("--no-cache-dir", "", "keeps a cache"),
-        ("RUN python -m venv", "RUN apt-get install -y curl && python -m venv", "hides a failure"),
-        ("dev.txt > constraints", "dev.txt | sort > constraints", "hides a failure"),
-        ("USER 10001:10001", "USER root", "DL3002"),
-    ],
-)
-def test_the_rules_for_dockerfiles_find_what_is_wrong(line, broken, number, tmp_path):
-    text = DOCKERFILE.read_text()
-    assert line in text
-    file = tmp_path / "Dockerfile"
-    file.write_text(text.replace(line, broken))
-
-    assert any(number in each for each in dockerlint.wrong(file))
-
-
 def test_the_compose_file_is_one_by_the_specification_of_compose():
-    (document,) = schemas.load_strictly(COMPOSE_FILE.read_text())
+    (document,) = deployment.load_strictly(COMPOSE_FILE.read_text())
 
-    assert schemas.wrong_in_compose(document) == []
+    assert deployment.wrong_in_compose(document) == []
 
     document["services"]["broker"]["helthcheck"] = document["services"]["broker"]["healthcheck"]
     document["services"]["console"]["depends_on"]["broker"]["condition"] = "healthy"
     document["volume"] = {}
-    said = "\n".join(schemas.wrong_in_compose(document))
+    said = "\n".join(deployment.wrong_in_compose(document))
     assert "helthcheck" in said
     assert "services.console.depends_on" in said
     assert "'volume' does not match" in said
 
 
-@pytest.mark.parametrize("version", schemas.KUBERNETES)
-@pytest.mark.parametrize("variant", charts.VARIANTS)
+@pytest.mark.parametrize("version", deployment.KUBERNETES)
+@pytest.mark.parametrize("variant", deployment.VARIANTS)
 def test_kubernetes_takes_every_object_of_the_chart(variant, version):
-    objects = charts.kept(variant)[1]
+    objects = deployment.kept(variant)[1]
     assert len(objects) >= 4
 
     for each in objects:
-        assert schemas.wrong_in_kubernetes(each, version) == [], each["metadata"]["name"]
+        assert deployment.wrong_in_kubernetes(each, version) == [], each["metadata"]["name"]
 
 
-@pytest.mark.parametrize("version", schemas.KUBERNETES)
+@pytest.mark.parametrize("version", deployment.KUBERNETES)
 def test_kubernetes_does_not_take_what_it_does_not_know(version):
-    _, objects = charts.kept("everything")
-    pod, container = next(charts.containers(objects))
+    _, objects = deployment.kept("everything")
+    pod, container = next(deployment.containers(objects))
     broker = next(each for each in objects if each["kind"] == "StatefulSet")
     service = next(each for each in objects if each["kind"] == "Service")
 
@@ -96,37 +63,37 @@ def test_kubernetes_does_not_take_what_it_does_not_know(version):
     service["spec"]["ports"][0]["port"] = "http"
 
     said = "\n".join(
-        sentence for each in objects for sentence in schemas.wrong_in_kubernetes(each, version)
+        sentence for each in objects for sentence in deployment.wrong_in_kubernetes(each, version)
     )
     assert "'ressources' was unexpected" in said
     assert "terminationGracePeriodSeconds: '30s' is not of type 'integer'" in said
     assert "spec: 'selector' is a required property" in said
     assert "spec.ports.0.port: 'http' is not of type 'integer'" in said
-    assert schemas.wrong_in_kubernetes({"apiVersion": "v2", "kind": "Service"}, version)
+    assert deployment.wrong_in_kubernetes({"apiVersion": "v2", "kind": "Service"}, version)
 
 
 def test_the_versions_that_are_looked_at_begin_with_the_oldest_that_the_chart_allows():
-    (chart,) = schemas.load_strictly((charts.CHART / "Chart.yaml").read_text())
+    (chart,) = deployment.load_strictly((deployment.CHART / "Chart.yaml").read_text())
 
-    assert chart["kubeVersion"] == f">={schemas.KUBERNETES[0]}.0-0"
+    assert chart["kubeVersion"] == f">={deployment.KUBERNETES[0]}.0-0"
     assert (chart["apiVersion"], chart["type"]) == ("v2", "application")
-    assert chart["name"] == charts.CHART.name
+    assert chart["name"] == deployment.CHART.name
     assert re.fullmatch(r"\d+\.\d+\.\d+", chart["version"])
 
 
 def test_no_key_stands_twice_in_a_file():
     files = [
         COMPOSE_FILE,
-        *(charts.CHART / "ci").glob("*.yaml"),
-        *(charts.CHART / name for name in ("Chart.yaml", "values.yaml")),
-        *charts.KEPT.glob("*.yaml"),
+        *(deployment.CHART / "ci").glob("*.yaml"),
+        *(deployment.CHART / name for name in ("Chart.yaml", "values.yaml")),
+        *deployment.KEPT.glob("*.yaml"),
     ]
     assert len(files) >= 7
 
     for path in files:
-        assert schemas.load_strictly(path.read_text()), path
+        assert deployment.load_strictly(path.read_text()), path
     with pytest.raises(yaml.YAMLError, match="found port twice"):
-        schemas.load_strictly("broker:\n  port: 1\n  port: 2\n")
+        deployment.load_strictly("broker:\n  port: 1\n  port: 2\n")
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile():
@@ -146,14 +113,14 @@ def test_compose_itself_takes_the_compose_file():
     )
 
 
-@pytest.mark.parametrize("variant", charts.VARIANTS)
+@pytest.mark.parametrize("variant", deployment.VARIANTS)
 def test_helm_finds_nothing_in_the_chart_and_makes_what_is_kept(variant):
     helm = _program("helm")
-    values = charts.CHART / "ci" / f"{variant}-values.yaml"
+    values = deployment.CHART / "ci" / f"{variant}-values.yaml"
 
-    _lint([helm, "lint", "--strict", "--values", str(values), str(charts.CHART)])
-    made = [each for each in schemas.load_strictly(charts.render(helm, variant)) if each]
-    assert made == charts.kept(variant)[1]
+    _lint([helm, "lint", "--strict", "--values", str(values), str(deployment.CHART)])
+    made = [each for each in deployment.load_strictly(deployment.render(helm, variant)) if each]
+    assert made == deployment.kept(variant)[1]
 
 
 def _program(name: str) -> str:

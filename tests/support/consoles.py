@@ -17,6 +17,8 @@ from tests.support.client import quick_settings
 
 #: Nothing in a test takes as long; what does has failed.
 DEADLINE = 40.0
+#: Whatever a browser could take for markup.
+HOSTILE = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which functions of OrbitMQ are called, in their order: `python -m tests.support.walks NAME`.
+"""Which functions of OrbitMQ are called, in their order: `python -m tests.docs.walks NAME`.
 
 Each walk of docs/architecture.md is a program of its own, because the profiler sees all threads of
 a process. It prints a JSON list of [file below src/orbitmq, qualified name], in the order of their

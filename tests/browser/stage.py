@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from orbitmq.broker.broker import Broker
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
@@ -20,20 +21,21 @@ from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.routes import Queue
 from orbitmq.console.app import Console
 from orbitmq.testing import AsyncEmbeddedCluster, MovableClock
+from orbitmq.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from tests.support.client import quick_settings
 from tests.support.client_admin import World
-from tests.support.consoles import Browser, settings_for
+from tests.support.consoles import HOSTILE, Browser, settings_for
 from tests.support.consuming import until
-from tests.support.crowd import crowd
 
 STEP = 30.0
+#: Topics and groups of a large shop.
+TOPICS = 1000
+GROUPS = 2500
 REASONS = (
     "ValueError: amount must be positive, got -12.50",
     "KeyError: 'customer_id'",
     "TimeoutError: inventory did not answer within 2 s",
 )
-#: Whatever a browser could take for markup.
-HOSTILE = '<img src=x onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
 
 
 class StageClock:
@@ -209,3 +211,19 @@ async def _die(world: World) -> None:
             KEYS=f"order-{number}",
             UNIQ_KEY=f"7F0000010000000000000000000000{number:02}",
         )
+
+
+def crowd(broker: Broker) -> None:
+    """Fill a broker: each group reads one of the topics, and is at its beginning."""
+    parts = broker.parts
+    now = parts.clock.now()
+    for number in range(TOPICS):
+        name = f"topic-{number:04}"
+        config = TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4, perm=6)
+        parts.topics.update(config, now=now)
+    for number in range(GROUPS):
+        name = f"group-{number:04}"
+        parts.groups.update(SubscriptionGroupConfig(group_name=name), now=now)
+        for queue_id in range(4):
+            parts.progress.reset(f"topic-{number % TOPICS:04}", name, queue_id, 0)
+    parts.registration.notice()
