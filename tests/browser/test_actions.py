@@ -224,29 +224,6 @@ async def test_a_pipeline_is_taken_off_the_list(desk, stage):
     await expect(page.locator("tbody tr", has_text="short/lived")).to_have_count(0)
 
 
-async def test_progress_is_shifted_skipped_and_cloned(desk, stage):
-    page = await desk.open("/progress?group=archive&topic=clicks&to=shift")
-    await page.get_by_label("Messages, - is back").fill("-1")
-    await page.get_by_role("button", name="Plan").click()
-    plan = page.locator("section", has_text="nothing is changed yet")
-    await expect(plan).to_contain_text("orbitmq group reset archive clicks --by -1")
-
-    for action, command in (
-        ("skip", "orbitmq group skip archive clicks"),
-        ("clone", "orbitmq group clone mailer archive"),
-    ):
-        await page.locator("form select").first.select_option(action)
-        if action == "clone":
-            await page.get_by_label("From group").fill("mailer")
-            await page.get_by_label("Topic (empty: all)").fill("")
-        await page.get_by_role("button", name="Plan").click()
-        await expect(plan).to_contain_text(command)
-    await page.get_by_role("button", name="Do this").click()
-
-    await expect(page.locator("section", has_text="Done, and read back")).to_be_visible()
-    assert stage.cluster.progress("archive", "orders")
-
-
 async def test_a_test_message_is_sent_and_followed(desk, stage):
     page = await desk.open("/send?topic=orders")
     await page.get_by_label("Body").fill('{"order": 4711}')

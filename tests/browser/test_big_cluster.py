@@ -234,7 +234,7 @@ async def test_it_is_readable_on_a_phone(browser, big):
 
 
 async def test_looks_at_a_big_cluster_stay_within_their_budget(big):
-    snapshot = big.asking.console.app.state.parts.snapshot
+    snapshot = big.asking.console.state.snapshot
 
     assert len(snapshot.groups) == GROUPS + 1
     # Groups in turn, servers and lists: not one for each of 2,500 groups or 1,000 topics.

@@ -116,25 +116,6 @@ async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk):
     await expect(page.locator(".verdict")).to_be_visible()
 
 
-async def test_open_dead_letters_have_one_name_on_all_pages(desk):
-    page = await desk.open("/")
-
-    tile = page.locator("a.tile", has_text="Dead letters")
-    await expect(tile.locator(".hint")).to_contain_text("open, last hour")
-    table = page.locator("section[aria-label='Dead letters'] thead")
-    await expect(table).to_contain_text("Open, last hour")
-    await desk.open("/dead-letters")
-    await expect(page.locator("main thead")).to_contain_text("Open, last hour")
-
-
-async def test_a_stalled_group_is_told_from_one_without_consumers(desk):
-    page = await desk.open("/groups")
-
-    row = page.locator("tbody tr", has_text="fraud-check")
-    await expect(row).to_contain_text("stalled")
-    await expect(page.locator("tbody tr", has_text="archive")).to_contain_text("nobody consumes")
-
-
 async def test_a_group_shows_lag_owners_and_each_queue_over_time(desk):
     page = await desk.open("/groups/fraud-check")
 
@@ -149,22 +130,6 @@ async def test_a_group_shows_lag_owners_and_each_queue_over_time(desk):
     assert "minutes=1440" in page.url
 
 
-async def test_what_stands_below_a_number_is_shown_whole(desk):
-    page = await desk.open("/groups/billing")
-    await page.set_viewport_size({"width": 1300, "height": 800})
-    hint = page.locator(".tile .hint").first
-    await expect(hint).to_be_visible()
-
-    cut = await page.evaluate(
-        "[...document.querySelectorAll('.tile .hint')].filter((each) => each.scrollWidth > "
-        "each.clientWidth || getComputedStyle(each).whiteSpace === 'nowrap').map((each) => "
-        "each.textContent)"
-    )
-
-    assert cut == []
-    await expect(page.locator("section[aria-label=Queues] thead")).to_contain_text("Finished up to")
-
-
 async def test_a_chart_says_its_value_under_the_pointer(desk):
     page = await desk.open("/charts")
     plot = page.locator(".plot").nth(1)
@@ -174,43 +139,6 @@ async def test_a_chart_says_its_value_under_the_pointer(desk):
 
     await expect(plot.locator(".tip")).to_contain_text("lag")
     assert (await plot.get_attribute("aria-label") or "").startswith("Lag: lag")
-
-
-async def test_a_chart_is_labelled_with_the_half_of_its_top_in_the_middle(desk):
-    page = await desk.open("/charts")
-
-    labels = await page.evaluate(
-        """async (highest) => {
-            const { chart } = await import("/static/charts.js");
-            const formats = await import("/static/format.js");
-            return highest.map(([value, form]) => {
-                const series = [{ name: "some", points: [[0, 0], [500, value]] }];
-                const span = { from: 0, to: 1000, label: "some" };
-                const drawn = chart(series, { ...span, format: formats[form] });
-                return [...drawn.querySelectorAll(".y")].map((each) => each.textContent);
-            });
-        }""",
-        [[1, "count"], [5, "count"], [45, "count"], [0.05, "rate"], [400_000, "duration"]],
-    )
-
-    assert labels == [["2", "1"], ["6", "3"], ["60", "30"], ["0.06", "0.03"], ["8 d", "4 d"]]
-
-
-async def test_a_message_that_waits_alone_is_one_message(desk):
-    page = await desk.open("/charts")
-
-    scale, *queues = await page.evaluate(
-        """async () => {
-            const { heat } = await import("/static/charts.js");
-            const lags = [[0, 1], [0, 0]];
-            const drawn = heat({ queues: ["t@b:0", "t@b:1"], times: [1, 2], lags });
-            return [drawn.querySelector(".scale").textContent,
-                ...[...drawn.querySelectorAll(".heat svg")].map((each) => each.ariaLabel)];
-        }"""
-    )
-
-    assert scale.endswith("1 message")
-    assert queues == ["t@b:0: 1 message waits now", "t@b:1: 0 messages wait now"]
 
 
 async def test_a_hostile_body_is_shown_and_does_not_run(desk):
@@ -291,34 +219,6 @@ async def test_a_consumer_tells_its_queues_and_its_stack(desk):
     await expect(page.locator("main")).to_contain_text("--stack")
 
 
-async def test_a_subscription_that_others_do_not_share_is_marked(desk, stage):
-    await stage.world.consumer("odd@1", group="split", subscriptions={"clicks": "a"})
-    await stage.world.consumer("odd@2", group="split", subscriptions={"clicks": "b"})
-    await stage.browser.until(
-        "/groups/split/members/odd%401", lambda found: found["subscriptions"][0]["others"]
-    )
-
-    page = await desk.open("/consumers/split/odd%401")
-
-    row = page.locator("section[aria-label=Subscriptions] tbody tr", has_text="clicks")
-    await expect(row.locator(".tag.bad")).to_have_text("differs")
-    await expect(row).to_contain_text("odd@2: b")
-    page = await desk.open("/consumers/mailer")
-    await page.locator("tbody a.id").click()
-    await expect(page.locator("section[aria-label=Subscriptions] tbody tr").first).to_be_visible()
-    await expect(page.locator(".tag.bad")).to_have_count(0)
-
-
-async def test_names_are_offered_beyond_the_first_hundreds(desk):
-    page = await desk.open("/messages")
-
-    await page.get_by_label("Topic").fill("topic-099")
-
-    offered = page.locator("#topic-names option")
-    await expect(offered).to_have_count(10)
-    assert await offered.last.get_attribute("value") == "topic-0999"
-
-
 async def test_percentiles_of_handlers_are_shown_for_a_group_and_a_member(desk, stage):
     await stage.producer.send("orders", '{"order": 1}', tags="paid")
     page = await desk.open("/groups/mailer")
@@ -334,17 +234,6 @@ async def test_percentiles_of_handlers_are_shown_for_a_group_and_a_member(desk, 
     topics = page.locator("section[aria-label=Topics] tbody tr")
     await expect(topics.filter(has_text="orders")).to_contain_text(re.compile(r"\d m?s"))
     await expect(topics.filter(has_text="orders")).not_to_contain_text("unknown")
-
-
-async def test_percentiles_that_other_clients_do_not_tell_are_unknown(desk, stage):
-    await stage.world.consumer("10.0.0.9@java", group="legacy")
-
-    page = await desk.open("/consumers/legacy/10.0.0.9%40java")
-    await expect(page.locator("section[aria-label=Topics] tbody tr")).to_contain_text("unknown")
-
-    page = await desk.open("/groups/legacy")
-    handlers = page.locator("section[aria-label=Handlers]")
-    await expect(handlers.locator(".tile", has_text="p99")).to_contain_text("unknown")
 
 
 async def test_topology_draws_who_reads_what(desk):
