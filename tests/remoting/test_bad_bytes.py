@@ -15,8 +15,9 @@ from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import Address, ConnectionSettings, ServerSettings
 from orbitmq.wire.codes import RequestCode, Serialization, WireLimits
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.headers import EXCHANGES, GetRouteInfoRequest, RegisterBrokerRequest
+from orbitmq.wire.headers import GetRouteInfoRequest, RegisterBrokerRequest
 from tests.support.remoting import DEADLINE, RawPeer, serving, until
+from tests.support.wire import EXCHANGES
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "data" / "recordings"
 

@@ -26,7 +26,6 @@ from orbitmq.wire.codes import (
 from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
 from orbitmq.wire.frame import Frame, FrameReader
 from orbitmq.wire.headers import (
-    EXCHANGES,
     Header,
     NoFields,
     PullMessageRequest,
@@ -35,7 +34,7 @@ from orbitmq.wire.headers import (
     UnregisterClientRequest,
 )
 from orbitmq.wire.javajson import object_of_strings, quoted
-from tests.support.wire import texts
+from tests.support.wire import EXCHANGES, texts
 
 DATA = Path(__file__).parent / "data"
 

@@ -12,7 +12,6 @@ from orbitmq.wire.codes import HeaderError, RequestCode, Serialization
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import Frame, FrameReader
 from orbitmq.wire.headers import (
-    EXCHANGES,
     LETTERED_CODES,
     BoundaryType,
     ConsumeDirectlyRequest,
@@ -29,7 +28,7 @@ from orbitmq.wire.headers import (
     encode_fields,
     lettered,
 )
-from tests.support.wire import HEADERS, instances
+from tests.support.wire import EXCHANGES, HEADERS, instances
 
 #: A request code whose fields have long names, one whose fields have letters.
 LONG, LETTERS = RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2

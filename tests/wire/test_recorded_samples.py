@@ -26,8 +26,9 @@ from orbitmq.wire.bodies import (
 from orbitmq.wire.codes import Language
 from orbitmq.wire.command import Command, decode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers import EXCHANGES, lettered
+from orbitmq.wire.headers import lettered
 from orbitmq.wire.javajson import Body, decode_body
+from tests.support.wire import EXCHANGES, Exchange
 
 Row = dict[str, Any]
 ROWS: list[Row] = [
@@ -106,7 +107,7 @@ TYPED = [row for row in ROWS if row["kind"] == "request" or row["ext"]]
 
 @pytest.mark.parametrize("row", TYPED, ids=name)
 def test_a_recorded_frame_fits_the_header_of_its_code(row):
-    exchange = EXCHANGES[asked(row)]
+    exchange = EXCHANGES.get(asked(row), Exchange())
     is_request = row["kind"] == "request"
 
     kind = exchange.request if is_request else exchange.response

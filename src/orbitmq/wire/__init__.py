@@ -39,7 +39,7 @@ from orbitmq.wire.command import (
     sign,
 )
 from orbitmq.wire.frame import Bytes, Frame, FrameReader, encode_frame, frame_head, frame_pieces
-from orbitmq.wire.headers import EXCHANGES, Exchange, Header
+from orbitmq.wire.headers import Header
 from orbitmq.wire.javajson import Body, decode_body, encode_body
 from orbitmq.wire.templates import AnswerTemplate
 
@@ -60,8 +60,6 @@ __all__ = [  # noqa: RUF022  # grouped by subject
     "encode_command",
     # Headers and bodies
     "Body",
-    "EXCHANGES",
-    "Exchange",
     "Header",
     "body_crc32",
     "compress_registration",

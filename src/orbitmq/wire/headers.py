@@ -17,13 +17,11 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from orbitmq.wire.codes import HeaderError, RequestCode
-from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.javajson import Mismatch, coerce
 
 #: Java's `int` and `long`.
@@ -157,42 +155,6 @@ def _names(kind: type[Header]) -> tuple[tuple[str, str], ...]:
     return tuple(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
 
 
-# Administration of users and access rules.
-
-
-class UserRequest(Header, frozen=True, kw_only=True, gc=False):
-    """AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER and AUTH_GET_USER."""
-
-    username: str | None = None
-
-
-class ListUsersRequest(Header, frozen=True, kw_only=True, gc=False):
-    """AUTH_LIST_USER."""
-
-    filter: str | None = None
-
-
-class SubjectRequest(Header, frozen=True, kw_only=True, gc=False):
-    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL."""
-
-    subject: str | None = None
-
-
-class DeleteAclRequest(Header, frozen=True, kw_only=True, gc=False):
-    """AUTH_DELETE_ACL."""
-
-    subject: str | None = None
-    policy_type: str | None = None
-    resource: str | None = None
-
-
-class ListAclsRequest(Header, frozen=True, kw_only=True, gc=False):
-    """AUTH_LIST_ACL."""
-
-    subject_filter: str | None = None
-    resource_filter: str | None = None
-
-
 # Membership: heartbeats, groups and notifications about them.
 
 
@@ -315,16 +277,6 @@ class GetBrokerMemberGroupRequest(Header, frozen=True, kw_only=True, gc=False):
 
     cluster_name: str
     broker_name: str
-
-
-class NotifyMinBrokerIdChangeRequest(Header, frozen=True, kw_only=True, gc=False):
-    """NOTIFY_MIN_BROKER_ID_CHANGE."""
-
-    min_broker_id: Int64 | None = None
-    broker_name: str | None = None
-    min_broker_addr: str | None = None
-    offline_broker_addr: str | None = None
-    ha_broker_addr: str | None = None
 
 
 class PutKVConfigRequest(Header, frozen=True, kw_only=True, gc=False):
@@ -582,12 +534,6 @@ class ExchangeHAInfo(Header, frozen=True, kw_only=True, gc=False):
     master_address: str | None = None
 
 
-class ResetMasterFlushOffsetRequest(Header, frozen=True, kw_only=True, gc=False):
-    """RESET_MASTER_FLUSH_OFFSET."""
-
-    master_flush_offset: Int64
-
-
 # Sending a message, taking one back, answering a request by message.
 
 
@@ -765,10 +711,6 @@ class CreateTopicRequest(TopicRequestHeader, frozen=True, kw_only=True, gc=False
     force: bool = False
 
 
-class CreateTopicListRequest(RequestHeader, frozen=True, kw_only=True, gc=False):
-    """UPDATE_AND_CREATE_TOPIC_LIST; the body lists them."""
-
-
 class TopicRequest(TopicRequestHeader, frozen=True, kw_only=True, gc=False):
     """A request about one topic: DELETE_TOPIC_IN_BROKER, GET_TOPIC_CONFIG and others."""
 
@@ -872,153 +814,3 @@ class ResumeCheckHalfMessageRequest(Header, frozen=True, kw_only=True, gc=False)
 
     topic: str | None = None
     msg_id: str | None = None
-
-
-# Which header each request code carries, and which one answers it.
-#
-# A code without a line here has no fields beyond those that every request may carry (credentials,
-# zone, namespace), or belongs to a family that this package does not speak: POP, the controller,
-# RocksDB, cold data.
-
-
-class Exchange(NamedTuple):
-    """The header of a request and that of its answer."""
-
-    request: type[Header] = NoFields
-    response: type[Header] = NoFields
-
-
-_SEND = Exchange(SendMessageRequest, SendMessageResponse)
-_PULL = Exchange(PullMessageRequest, PullMessageResponse)
-_TOPIC = Exchange(TopicRequest)
-_GROUP = Exchange(GroupRequest)
-_USER = Exchange(UserRequest)
-_SUBJECT = Exchange(SubjectRequest)
-_STATUS = Exchange(GetConsumerStatusRequest)
-
-EXCHANGES: Mapping[int, Exchange] = MappingProxyType(
-    {
-        # Sending
-        Code.SEND_MESSAGE: _SEND,
-        Code.SEND_MESSAGE_V2: _SEND,
-        Code.SEND_BATCH_MESSAGE: _SEND,
-        Code.SEND_REPLY_MESSAGE: _SEND,
-        Code.SEND_REPLY_MESSAGE_V2: _SEND,
-        Code.PUSH_REPLY_MESSAGE_TO_CLIENT: Exchange(PushReplyRequest),
-        Code.RECALL_MESSAGE: Exchange(RecallMessageRequest, RecallMessageResponse),
-        # Pulling and looking up
-        Code.PULL_MESSAGE: _PULL,
-        Code.LITE_PULL_MESSAGE: _PULL,
-        Code.VIEW_MESSAGE_BY_ID: Exchange(ViewMessageRequest),
-        Code.QUERY_MESSAGE: Exchange(QueryMessageRequest, QueryMessageResponse),
-        # Offsets
-        Code.QUERY_CONSUMER_OFFSET: Exchange(QueryConsumerOffsetRequest, OffsetResponse),
-        Code.UPDATE_CONSUMER_OFFSET: Exchange(UpdateConsumerOffsetRequest),
-        Code.SEARCH_OFFSET_BY_TIMESTAMP: Exchange(SearchOffsetRequest, OffsetResponse),
-        Code.GET_MAX_OFFSET: Exchange(GetMaxOffsetRequest, OffsetResponse),
-        Code.GET_MIN_OFFSET: Exchange(GetMinOffsetRequest, OffsetResponse),
-        Code.GET_EARLIEST_MSG_STORETIME: Exchange(GetEarliestStoreTimeRequest, TimestampResponse),
-        Code.INVOKE_BROKER_TO_RESET_OFFSET: Exchange(ResetOffsetRequest),
-        Code.RESET_CONSUMER_CLIENT_OFFSET: Exchange(ResetOffsetRequest),
-        Code.QUERY_CORRECTION_OFFSET: Exchange(QueryCorrectionOffsetRequest),
-        Code.CLONE_GROUP_OFFSET: Exchange(CloneGroupOffsetRequest),
-        # Membership and locks
-        Code.HEART_BEAT: Exchange(HeartbeatRequest, HeartbeatResponse),
-        Code.UNREGISTER_CLIENT: Exchange(UnregisterClientRequest),
-        Code.GET_CONSUMER_LIST_BY_GROUP: Exchange(GetConsumerListRequest),
-        Code.CHECK_CLIENT_CONFIG: Exchange(),
-        Code.NOTIFY_CONSUMER_IDS_CHANGED: Exchange(NotifyConsumerIdsChangedRequest),
-        Code.LOCK_BATCH_MQ: Exchange(LockBatchRequest),
-        Code.UNLOCK_BATCH_MQ: Exchange(UnlockBatchRequest),
-        Code.GET_CONSUMER_CONNECTION_LIST: Exchange(GetConsumerConnectionRequest),
-        Code.GET_PRODUCER_CONNECTION_LIST: Exchange(GetProducerConnectionRequest),
-        Code.GET_ALL_PRODUCER_INFO: Exchange(),
-        Code.QUERY_ASSIGNMENT: Exchange(),
-        Code.SET_MESSAGE_REQUEST_MODE: Exchange(),
-        # Send-back and transactions
-        Code.CONSUMER_SEND_MSG_BACK: Exchange(ConsumerSendBackRequest),
-        Code.END_TRANSACTION: Exchange(EndTransactionRequest),
-        Code.CHECK_TRANSACTION_STATE: Exchange(CheckTransactionStateRequest),
-        Code.RESUME_CHECK_HALF_MESSAGE: Exchange(ResumeCheckHalfMessageRequest),
-        # Name server
-        Code.GET_ROUTEINFO_BY_TOPIC: Exchange(GetRouteInfoRequest),
-        Code.REGISTER_BROKER: Exchange(RegisterBrokerRequest, RegisterBrokerResponse),
-        Code.UNREGISTER_BROKER: Exchange(BrokerRequest),
-        Code.QUERY_DATA_VERSION: Exchange(BrokerRequest, QueryDataVersionResponse),
-        Code.BROKER_HEARTBEAT: Exchange(BrokerHeartbeatRequest),
-        Code.GET_BROKER_MEMBER_GROUP: Exchange(GetBrokerMemberGroupRequest),
-        Code.NOTIFY_MIN_BROKER_ID_CHANGE: Exchange(NotifyMinBrokerIdChangeRequest),
-        Code.GET_BROKER_CLUSTER_INFO: Exchange(),
-        Code.PUT_KV_CONFIG: Exchange(PutKVConfigRequest),
-        Code.GET_KV_CONFIG: Exchange(KVConfigRequest, GetKVConfigResponse),
-        Code.DELETE_KV_CONFIG: Exchange(KVConfigRequest),
-        Code.GET_KVLIST_BY_NAMESPACE: Exchange(GetKVListRequest),
-        Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: Exchange(),
-        Code.GET_TOPICS_BY_CLUSTER: Exchange(GetTopicsByClusterRequest),
-        Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: Exchange(),
-        Code.GET_UNIT_TOPIC_LIST: Exchange(),
-        Code.GET_HAS_UNIT_SUB_TOPIC_LIST: Exchange(),
-        Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: Exchange(),
-        Code.DELETE_TOPIC_IN_NAMESRV: Exchange(DeleteTopicInNamesrvRequest),
-        Code.REGISTER_TOPIC_IN_NAMESRV: Exchange(RegisterTopicRequest),
-        Code.WIPE_WRITE_PERM_OF_BROKER: Exchange(BrokerPermissionRequest, WipeWritePermResponse),
-        Code.ADD_WRITE_PERM_OF_BROKER: Exchange(BrokerPermissionRequest, AddWritePermResponse),
-        Code.UPDATE_NAMESRV_CONFIG: Exchange(),
-        Code.GET_NAMESRV_CONFIG: Exchange(),
-        # Topics and groups
-        Code.UPDATE_AND_CREATE_TOPIC: Exchange(CreateTopicRequest),
-        Code.UPDATE_AND_CREATE_TOPIC_LIST: Exchange(CreateTopicListRequest),
-        Code.DELETE_TOPIC_IN_BROKER: _TOPIC,
-        Code.GET_TOPIC_CONFIG: _TOPIC,
-        Code.GET_ALL_TOPIC_CONFIG: Exchange(GetAllTopicConfigRequest, GetAllTopicConfigResponse),
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Exchange(),
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Exchange(),
-        Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Exchange(
-            GetAllGroupConfigRequest, GetAllGroupConfigResponse
-        ),
-        Code.GET_SUBSCRIPTIONGROUP_CONFIG: _GROUP,
-        Code.DELETE_SUBSCRIPTIONGROUP: Exchange(DeleteGroupRequest),
-        Code.UPDATE_AND_GET_GROUP_FORBIDDEN: Exchange(UpdateGroupForbiddenRequest),
-        # Statistics and diagnostics
-        Code.UPDATE_BROKER_CONFIG: Exchange(),
-        Code.GET_BROKER_CONFIG: Exchange(NoFields, GetBrokerConfigResponse),
-        Code.GET_BROKER_RUNTIME_INFO: Exchange(),
-        Code.GET_TOPIC_STATS_INFO: _TOPIC,
-        Code.GET_CONSUME_STATS: Exchange(GetConsumeStatsRequest),
-        Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _STATUS,
-        Code.GET_CONSUMER_STATUS_FROM_CLIENT: _STATUS,
-        Code.QUERY_TOPIC_CONSUME_BY_WHO: _TOPIC,
-        Code.QUERY_TOPICS_BY_CONSUMER: _GROUP,
-        Code.QUERY_SUBSCRIPTION_BY_CONSUMER: Exchange(QuerySubscriptionRequest),
-        Code.QUERY_CONSUME_TIME_SPAN: Exchange(QueryConsumeTimeSpanRequest),
-        Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Exchange(),
-        Code.CLEAN_EXPIRED_CONSUMEQUEUE: Exchange(),
-        Code.CLEAN_UNUSED_TOPIC: Exchange(),
-        Code.DELETE_EXPIRED_COMMITLOG: Exchange(),
-        Code.GET_CONSUMER_RUNNING_INFO: Exchange(GetConsumerRunningInfoRequest),
-        Code.CONSUME_MESSAGE_DIRECTLY: Exchange(ConsumeDirectlyRequest),
-        Code.VIEW_BROKER_STATS_DATA: Exchange(ViewBrokerStatsRequest),
-        Code.GET_BROKER_CONSUME_STATS: Exchange(GetBrokerConsumeStatsRequest),
-        Code.QUERY_CONSUME_QUEUE: Exchange(QueryConsumeQueueRequest),
-        # Replication
-        Code.GET_ALL_CONSUMER_OFFSET: Exchange(),
-        Code.GET_ALL_DELAY_OFFSET: Exchange(),
-        Code.GET_ALL_MESSAGE_REQUEST_MODE: Exchange(),
-        Code.GET_TIMER_CHECK_POINT: Exchange(),
-        Code.GET_TIMER_METRICS: Exchange(),
-        Code.EXCHANGE_BROKER_HA_INFO: Exchange(ExchangeHAInfo, ExchangeHAInfo),
-        Code.GET_BROKER_HA_STATUS: Exchange(),
-        Code.RESET_MASTER_FLUSH_OFFSET: Exchange(ResetMasterFlushOffsetRequest),
-        # Users and access rules
-        Code.AUTH_CREATE_USER: _USER,
-        Code.AUTH_UPDATE_USER: _USER,
-        Code.AUTH_DELETE_USER: _USER,
-        Code.AUTH_GET_USER: _USER,
-        Code.AUTH_LIST_USER: Exchange(ListUsersRequest),
-        Code.AUTH_CREATE_ACL: _SUBJECT,
-        Code.AUTH_UPDATE_ACL: _SUBJECT,
-        Code.AUTH_DELETE_ACL: Exchange(DeleteAclRequest),
-        Code.AUTH_GET_ACL: _SUBJECT,
-        Code.AUTH_LIST_ACL: Exchange(ListAclsRequest),
-    }
-)
