@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _ID_SIZES: Final = (16, 28)
 #: A clock that was set back by less than this writes 0 as its time instead of a negative one.
 _SMALL_STEP_BACK: Final = 1000.0
-#: How far ahead of ours the clock of an id's maker may run before we take the id for last month's.
-_CLOCK_SKEW: Final = 3600.0
 
 
 # ---- offset ids
@@ -137,17 +135,6 @@ class UniqueId:
     #: Since the first day of a month that the id does not name.
     milliseconds: int
     counter: int
-
-    def created_at(self, now: float, timezone: tzinfo | None = None) -> float:
-        """When the id was made: the latest such instant of a month that is not after `now`.
-
-        `timezone` is its maker's, the local one by default.
-        """
-        span = self.milliseconds / 1000
-        begin, _ = month_bounds(now, timezone)
-        if begin + span > now + _CLOCK_SKEW:
-            begin, _ = month_bounds(begin - 1, timezone)
-        return begin + span
 
 
 def decode_unique_id(text: str) -> UniqueId:

@@ -244,8 +244,6 @@ TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 TIMER_DELAY_LEVEL: Final = "TIMER_DELAY_LEVEL"
 TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 
-# Proxies, forwarding, and what is left of older versions.
-FORWARD_QUEUE_ID: Final = "PROPERTY_FORWARD_QUEUE_ID"
 REDIRECT: Final = "REDIRECT"
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 BUYER_ID: Final = "BUYER_ID"
@@ -253,8 +251,6 @@ TRANSFER_FLAG: Final = "TRANSFER_FLAG"
 CORRECTION_FLAG: Final = "CORRECTION_FLAG"
 MQ2_FLAG: Final = "MQ2_FLAG"
 
-#: Properties whose name begins so live in a client's memory and are never stored.
-TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 #: Names that the Java client refuses as names of user properties (`MessageConst`).
 RESERVED: Final = frozenset(

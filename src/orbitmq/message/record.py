@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # under their mask (a rollback has both the prepared and the commit bit set).
 
 COMPRESSED: Final = 0x1
-MULTI_TAGS: Final = 0x2
 
 TRANSACTION_MASK: Final = 0xC
 TRANSACTION_NONE: Final = 0x0
@@ -211,17 +210,6 @@ def record_constants(
         raise RecordRefused(f"a field of the record is out of its range: {error}") from error
 
 
-def record_size(body_size: int, topic_field_size: int, properties_size: int, sys_flag: int) -> int:
-    """What a record of these parts takes; `sys_flag` says how wide its hosts are."""
-    return (
-        FIXED_SIZE
-        + HOSTS_EXTRA[sys_flag & HOSTS_V6_MASK]
-        + body_size
-        + topic_field_size
-        + properties_size
-    )
-
-
 def message_heads(store_host: bytes) -> Mapping[int, tuple[PackHead, int, int]]:
     """How messages that come by themselves begin, by the width of the host that they come from.
 
@@ -382,11 +370,6 @@ else:
         from zlib import crc32
 
 CRC_BITS = 0x7FFFFFFF
-
-
-def body_crc(body: bytes | bytearray | memoryview) -> int:
-    """The checksum that a record carries for `body`; 0 for an empty one."""
-    return crc32(body) & CRC_BITS
 
 
 # The tag code, by which a consume queue filters without reading the message.
