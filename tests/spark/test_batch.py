@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,20 +12,16 @@ from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, forget_old, numbered, send_one, with_small_files
 from tests.support.sparking import numbers, read
 
-if TYPE_CHECKING:
-    pass
-
 
 def send(cluster: EmbeddedCluster, topic: str, count: int, *, queues: int = 4) -> None:
     fill(cluster.broker_addresses[0], topic, numbered(count, queues=queues))
 
 
 @pytest.mark.feature("M1")
-def test_a_topic_is_a_table(spark, orbit_shared_cluster, orbit_shared_topic):
+def test_a_topic_is_a_table(spark, cluster, topic):
     """Nothing was registered: Spark found the source by itself."""
-    topic = orbit_shared_topic
     fill(
-        orbit_shared_cluster.broker_addresses[0],
+        cluster.broker_addresses[0],
         topic,
         [
             Sent(b"\x00\xff%d" % n, n % 2, {"TAGS": "paid", "KEYS": f"o-{n} c-7", "shop": "Köln"})
@@ -35,11 +30,10 @@ def test_a_topic_is_a_table(spark, orbit_shared_cluster, orbit_shared_topic):
         + [Sent(b"plain", 3)],
     )
 
-    rows = read(spark, orbit_shared_cluster, topic).collect()
+    rows = read(spark, cluster, topic).collect()
 
     expected = {
-        (message.queue_id, message.queue_offset): message
-        for message in orbit_shared_cluster.messages(topic)
+        (message.queue_id, message.queue_offset): message for message in cluster.messages(topic)
     }
     assert len(rows) == len(expected) == 1001
     for row in rows:
@@ -56,20 +50,13 @@ def test_a_topic_is_a_table(spark, orbit_shared_cluster, orbit_shared_topic):
         assert row.bornTimestamp.astimezone(UTC) == datetime.fromtimestamp(1_700_000_000, UTC)
 
 
-def test_an_empty_topic_has_no_rows(spark, orbit_shared_cluster, orbit_shared_topic):
-    frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
-
-    assert frame.count() == 0
-    assert frame.columns[:3] == ["topic", "brokerName", "queueId"]
-
-
-def test_several_topics_are_one_table(spark, orbit_shared_cluster):
+def test_several_topics_are_one_table(spark, cluster):
     for topic, count in (("several-a", 3), ("several-b", 5), ("severally", 7)):
-        orbit_shared_cluster.create_topic(topic, queues=1)
-        send(orbit_shared_cluster, topic, count, queues=1)
+        cluster.create_topic(topic, queues=1)
+        send(cluster, topic, count, queues=1)
 
-    named = read(spark, orbit_shared_cluster, "several-a, several-b")
-    matched = read(spark, orbit_shared_cluster, "", subscribePattern="several-.")
+    named = read(spark, cluster, "several-a, several-b")
+    matched = read(spark, cluster, "", subscribePattern="several-.")
 
     assert {row.topic: row["count"] for row in named.groupBy("topic").count().collect()} == {
         "several-a": 3,
@@ -107,25 +94,23 @@ def test_ends_are_exclusive_however_they_are_said(spark, orbit_cluster):
     assert between(startingTimestamp="0", endingTimestamp="0") == []
 
 
-def test_a_table_stays_as_it_was_when_it_was_first_used(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    send(orbit_shared_cluster, orbit_shared_topic, 10)
-    frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
+def test_a_table_stays_as_it_was_when_it_was_first_used(spark, cluster, topic):
+    send(cluster, topic, 10)
+    frame = read(spark, cluster, topic)
     before = frame.count()
 
-    send(orbit_shared_cluster, orbit_shared_topic, 10)
+    send(cluster, topic, 10)
 
     assert (before, frame.count()) == (10, 10)
-    assert read(spark, orbit_shared_cluster, orbit_shared_topic).count() == 20
+    assert read(spark, cluster, topic).count() == 20
 
 
 @pytest.mark.feature("M8")
-def test_queues_are_cut_and_put_together(spark, orbit_shared_cluster, orbit_shared_topic):
-    send(orbit_shared_cluster, orbit_shared_topic, 1000)
+def test_queues_are_cut_and_put_together(spark, cluster, topic):
+    send(cluster, topic, 1000)
 
     def shape(**options):
-        frame = read(spark, orbit_shared_cluster, orbit_shared_topic, **options)
+        frame = read(spark, cluster, topic, **options)
         rows = frame.selectExpr("spark_partition_id() AS part", "body").collect()
         counts = Counter(row.part for row in rows).values()
         return len(counts), max(counts), sorted(int(bytes(row.body)) for row in rows)
@@ -137,11 +122,10 @@ def test_queues_are_cut_and_put_together(spark, orbit_shared_cluster, orbit_shar
 
 
 @pytest.mark.feature("M10")
-def test_what_is_not_wanted_stays_at_the_broker(spark, orbit_shared_cluster, orbit_shared_topic):
-    topic = orbit_shared_topic
+def test_what_is_not_wanted_stays_at_the_broker(spark, cluster, topic):
     tags = ("red", "green", "blue", "Aa", "BB")  # the last two have one hash
     fill(
-        orbit_shared_cluster.broker_addresses[0],
+        cluster.broker_addresses[0],
         topic,
         [
             Sent(b"%d" % n + b"." * 0, n % 2, {"TAGS": tags[n % 5], "size": str(n)})
@@ -151,8 +135,8 @@ def test_what_is_not_wanted_stays_at_the_broker(spark, orbit_shared_cluster, orb
 
     def pulled(**options):
         group = f"watched-{len(options)}-{'-'.join(sorted(options))}"
-        found = numbers(read(spark, orbit_shared_cluster, topic, group=group, **options))
-        return found, pulled_bytes(orbit_shared_cluster, topic, group)
+        found = numbers(read(spark, cluster, topic, group=group, **options))
+        return found, pulled_bytes(cluster, topic, group)
 
     everything, all_bytes = pulled()
     red, red_bytes = pulled(subExpression="red")
@@ -177,11 +161,11 @@ def pulled_bytes(cluster: EmbeddedCluster, topic: str, group: str) -> int:
     return cluster._call(lambda: broker.parts.counters.group(topic, group).get_bytes)
 
 
-def test_columns_are_chosen_by_the_schema(spark, orbit_shared_cluster, orbit_shared_topic):
-    send(orbit_shared_cluster, orbit_shared_topic, 100)
+def test_columns_are_chosen_by_the_schema(spark, cluster, topic):
+    send(cluster, topic, 100)
     ddl = "queueOffset BIGINT, queueId INT NOT NULL, properties MAP<STRING, STRING>"
 
-    frame = read(spark, orbit_shared_cluster, orbit_shared_topic, schema=ddl)
+    frame = read(spark, cluster, topic, schema=ddl)
 
     assert frame.columns == ["queueOffset", "queueId", "properties"]
     rows = frame.collect()
@@ -189,18 +173,16 @@ def test_columns_are_chosen_by_the_schema(spark, orbit_shared_cluster, orbit_sha
         (queue, offset) for queue in range(4) for offset in range(25)
     ]
     assert {row.properties["UNIQ_KEY"] for row in rows} == {f"id-{n}" for n in range(100)}
-    without = read(spark, orbit_shared_cluster, orbit_shared_topic, includeProperties="false")
+    without = read(spark, cluster, topic, includeProperties="false")
     assert "properties" not in without.columns
     assert without.count() == 100
 
 
-def test_rule_3_what_one_query_filters_does_not_filter_another(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    send(orbit_shared_cluster, orbit_shared_topic, 100)
+def test_rule_3_what_one_query_filters_does_not_filter_another(spark, cluster, topic):
+    send(cluster, topic, 100)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
+        frame = read(spark, cluster, topic)
         first, second = frame.where("queueId = 1"), frame.where("queueId = 2")
 
         assert first.count() == 25
@@ -210,15 +192,13 @@ def test_rule_3_what_one_query_filters_does_not_filter_another(
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def test_rule_4_a_bad_body_is_null_and_stops_nothing(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    address = orbit_shared_cluster.broker_addresses[0]
-    fill(address, orbit_shared_topic, numbered(10))
-    send_one(address, orbit_shared_topic, b"says that it is compressed", sys_flag=1)
-    fill(address, orbit_shared_topic, numbered(10, first=10))
+def test_rule_4_a_bad_body_is_null_and_stops_nothing(spark, cluster, topic):
+    address = cluster.broker_addresses[0]
+    fill(address, topic, numbered(10))
+    send_one(address, topic, b"says that it is compressed", sys_flag=1)
+    fill(address, topic, numbered(10, first=10))
 
-    rows = read(spark, orbit_shared_cluster, orbit_shared_topic).orderBy("queueOffset").collect()
+    rows = read(spark, cluster, topic).orderBy("queueOffset").collect()
 
     assert [row.queueOffset for row in rows] == list(range(21))
     assert [row.queueOffset for row in rows if row.body is None] == [10]
@@ -271,10 +251,8 @@ def test_messages_that_are_gone_are_told_of_or_left_out(spark, forgetful):
         ({"subscribe": "no-such-topic"}, "no broker serves topic 'no-such-topic'"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_read(
-    spark, orbit_shared_cluster, orbit_shared_topic, options, words
-):
-    topic = options.pop("subscribe", orbit_shared_topic)
+def test_what_is_wrong_is_said_before_anything_is_read(spark, cluster, topic, options, words):
+    topic = options.pop("subscribe", topic)
 
     with pytest.raises(Exception, match=words):
-        read(spark, orbit_shared_cluster, topic, **options).count()
+        read(spark, cluster, topic, **options).count()

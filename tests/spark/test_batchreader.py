@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -14,7 +15,7 @@ from orbitmq.spark.options import DataLost, batch_options
 from orbitmq.spark.readers import RangePartition, RocketMQBatchReader
 from orbitmq.spark.source import full_schema
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import fill, forget_old, numbered, with_small_files
+from tests.support.filling import fill, numbered
 
 
 def planned(cluster: EmbeddedCluster, topic: str, **options: str) -> dict[int, tuple[int, int]]:
@@ -35,10 +36,10 @@ def at(topic: str, *offsets: int) -> str:
 
 
 @pytest.fixture
-def topic(orbit_shared_cluster, orbit_shared_topic):
+def topic(cluster, topic):
     """Four queues of ten messages."""
-    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(40, queues=4))
-    return orbit_shared_topic
+    fill(cluster.broker_addresses[0], topic, numbered(40, queues=4))
+    return topic
 
 
 def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(orbit_cluster):
@@ -48,93 +49,55 @@ def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(or
         planned(orbit_cluster, "saels")
 
 
-def test_a_start_beyond_the_end_of_a_queue_is_a_loss_and_not_an_empty_table(
-    orbit_shared_cluster, topic
+@pytest.mark.parametrize(
+    ("starts", "ends", "problems", "left"),
+    [
+        (
+            (1, 99999, 0, 11),
+            None,
+            [f"broker-a:{n} is to be read from offset {at} on" for n, at in ((1, 99999), (3, 11))],
+            {0: (1, 10), 2: (0, 10)},
+        ),
+        (
+            (50, 5, 0, 99),
+            (60, 60, 0, 99),  # nothing of the last two queues
+            [f"broker-a:{n} was asked for offsets {at} to 60 (" for n, at in ((0, 50), (1, 5))],
+            {1: (5, 10)},
+        ),
+        ((1, 10, 10, 10), None, [], {0: (1, 10)}),
+    ],
+)
+def test_offsets_that_do_not_exist_are_a_loss_or_left_out(
+    cluster, topic, caplog, starts, ends, problems, left
 ):
-    with pytest.raises(DataLost) as raised:
-        planned(orbit_shared_cluster, topic, startingOffsets=at(topic, 1, 99999, 0, 11))
+    options = {"startingOffsets": at(topic, *starts)}
+    if ends is not None:
+        options["endingOffsets"] = at(topic, *ends)
 
-    words = str(raised.value)
-    assert f"{topic}@broker-a:1 is to be read from offset 99999 on and has 0 to 10" in words
-    assert f"{topic}@broker-a:3 is to be read from offset 11 on and has 0 to 10" in words
-    assert "broker-a:0" not in words
-    # At its end a queue may be begun.
-    assert planned(orbit_shared_cluster, topic, startingOffsets=at(topic, 1, 10, 10, 10)) == {
-        0: (1, 10)
-    }
+    found = planned(cluster, topic, failOnDataLoss="false", **options)
 
-
-def test_where_losses_are_allowed_nothing_is_read_of_a_queue_that_ends_before_its_start(
-    orbit_shared_cluster, topic, caplog
-):
-    found = planned(
-        orbit_shared_cluster,
-        topic,
-        startingOffsets=at(topic, 10, 99999, 7, 10),
-        failOnDataLoss="false",
-    )
-
-    assert found == {2: (7, 10)}
-    (warning,) = (each.getMessage() for each in caplog.records if "broker-a:1" in each.message)
-    assert "is to be read from offset 99999 on and has 0 to 10; nothing of it is read" in warning
-    assert "read it with a new checkpointLocation, or with startingOffsets" in warning
+    assert found == left
+    for problem in problems:
+        assert f"{topic}@{problem}" in caplog.text
+        with pytest.raises(DataLost, match=re.escape(problem)) as raised:
+            planned(cluster, topic, **options)
+        assert len(raised.value.problems) == len(problems)
 
 
-def test_offsets_that_are_not_there_are_a_loss_or_left_out(orbit_shared_cluster, topic, caplog):
-    options = {
-        "startingOffsets": at(topic, 50, 5, 0, 99),
-        "endingOffsets": at(topic, 60, 60, 0, 99),  # of the last two, nothing is wanted
-    }
-
-    with pytest.raises(DataLost) as raised:
-        planned(orbit_shared_cluster, topic, **options)
-    assert len(raised.value.problems) == 2
-    assert "offsets 50 to 60 (exclusive) and has 0 to 10" in str(raised.value)
-
-    found = planned(orbit_shared_cluster, topic, failOnDataLoss="false", **options)
-    assert found == {1: (5, 10)}
-    assert caplog.text.count("messages are gone and left out") == 2
-
-
-def test_the_progress_of_a_group_in_a_topic_that_was_made_anew_is_a_loss(
-    orbit_shared_cluster, topic
-):
+def test_the_progress_of_a_group_in_a_topic_that_was_made_anew_is_a_loss(cluster, topic):
     group = f"readers-of-{topic}"
     reported = {Queue(topic, "broker-a", number): 5 * number for number in range(4)}
-    with RangeCluster(
-        RangeAccess(name_servers=(orbit_shared_cluster.name_server,)), group
-    ) as known:
+    with RangeCluster(RangeAccess(name_servers=(cluster.name_server,)), group) as known:
         known.queues([topic])
         known.join([topic], RangeFilter())
         assert not known.report(reported).failures
     options = {"startingOffsets": "group", "group": group}
 
     with pytest.raises(DataLost, match=r"broker-a:3 is to be read from offset 15 on and has 0 to"):
-        planned(orbit_shared_cluster, topic, **options)
-    found = planned(orbit_shared_cluster, topic, failOnDataLoss="false", **options)
+        planned(cluster, topic, **options)
+    found = planned(cluster, topic, failOnDataLoss="false", **options)
     assert found == {0: (0, 10), 1: (5, 10)}
     # A group that has read more than is wanted leaves nothing to read, which is no loss.
-    assert planned(
-        orbit_shared_cluster, topic, queues="0,1,2", endingOffsets=at(topic, 3, 3, 3), **options
-    ) == {0: (0, 3)}
-
-
-@pytest.fixture
-def forgetful():
-    with EmbeddedCluster(adjust=with_small_files) as cluster:
-        cluster.create_topic("orders", queues=1)
-        fill(cluster.broker_addresses[0], "orders", numbered(5000, size=300))
-        yield cluster, forget_old(cluster, "orders")
-
-
-def test_what_has_expired_is_left_out_with_a_warning(forgetful, caplog):
-    cluster, low = forgetful
-
-    found = planned(cluster, "orders", startingOffsets=at("orders", 5), failOnDataLoss="false")
-
-    assert found == {0: (low, 5000)}
-    assert (
-        "messages are gone and left out: orders@broker-a:0 was asked for offsets 5" in caplog.text
-    )
-    # From the earliest on nothing is missing, also when the end is gone.
-    assert planned(cluster, "orders", endingOffsets=at("orders", 5)) == {}
+    assert planned(cluster, topic, queues="0,1,2", endingOffsets=at(topic, 3, 3, 3), **options) == {
+        0: (0, 3)
+    }

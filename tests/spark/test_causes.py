@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
-import traceback
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.util import handle_worker_exception
 
-from orbitmq import Admin
 from orbitmq.spark.options import DataLost, cause_of
-from orbitmq.spark.worker import (
-    PYSPARK_DAEMON,
-    QUIET_DAEMON,
-    STREAM_RUNNER,
-    WorkerFailed,
-    cause_first,
-)
-from tests.support.filling import fill, numbered
+from orbitmq.spark.worker import PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER, cause_first
 from tests.support.sparking import DEADLINE, read, stream
-
-if TYPE_CHECKING:
-    pass
 
 MISSING = "orbitmq.spark.options.TopicMissing: no broker serves topic 'missing'"
 
@@ -37,60 +23,26 @@ def said_first(error: BaseException | None) -> str:
     return str(line)
 
 
-def test_an_error_of_a_task_that_writes(spark, orbit_shared_cluster):
+def test_an_error_of_a_task_that_writes(spark, cluster):
     rows = spark.sql("SELECT 'x' AS body, 'missing' AS topic").write.format("rocketmq")
 
     with pytest.raises(PythonException) as raised:
-        rows.option("nameServer", orbit_shared_cluster.name_server).mode("append").save()
+        rows.option("nameServer", cluster.name_server).mode("append").save()
 
     assert said_first(raised.value).startswith(MISSING)
     assert "in write_partition" in str(raised.value)
     assert cause_of(str(raised.value)).startswith("TopicMissing: no broker serves topic")
 
 
-def test_an_error_of_a_task_that_reads(spark, orbit_cluster, orbit_topic, orbit_broker):
-    fill(orbit_broker, orbit_topic, numbered(10))
-    frame = read(spark, orbit_cluster, orbit_topic).select("body")
-    assert frame.count() == 10  # which is planned by now
-    with Admin(name_server=orbit_cluster.name_server) as admin:
-        admin.topics.delete(orbit_topic)
-        admin.topics.create(orbit_topic, queues=1)
-
-    with pytest.raises(PythonException) as raised:
-        frame.count()
-
-    assert said_first(raised.value).startswith("orbitmq.spark.options.DataLost: messages are gone")
-    assert "in read_partition" in str(raised.value)
-
-
-def test_an_error_of_a_stream(spark, orbit_cluster, orbit_topic, tmp_path):
-    fill(orbit_cluster.broker_addresses[0], orbit_topic, numbered(10))
-    rows = stream(spark, orbit_cluster, orbit_topic, startingOffsets="earliest")
-    query = (
-        rows.selectExpr("body", "'missing' AS topic")
-        .writeStream.format("rocketmq")
-        .option("nameServer", orbit_cluster.name_server)
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
-
-    with pytest.raises(StreamingQueryException) as raised:
-        query.awaitTermination(DEADLINE)
-
-    assert said_first(raised.value).startswith(MISSING)
-    assert said_first(query.exception()).startswith(MISSING)
-
-
-def test_an_error_of_the_process_that_plans(spark, orbit_shared_cluster):
+def test_an_error_of_the_process_that_plans(spark, cluster):
     with pytest.raises(AnalysisException) as raised:
-        read(spark, orbit_shared_cluster, "missing").count()
+        read(spark, cluster, "missing").count()
 
     assert said_first(raised.value).startswith("orbitmq.errors.NoRoute: no broker serves")
 
 
-def test_an_error_of_the_process_of_a_stream(spark, orbit_shared_cluster, tmp_path):
-    rows = stream(spark, orbit_shared_cluster, "missing")
+def test_an_error_of_the_process_of_a_stream(spark, cluster, tmp_path):
+    rows = stream(spark, cluster, "missing")
     query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
 
     with pytest.raises(StreamingQueryException) as raised:
@@ -106,11 +58,11 @@ def fails() -> None:
 @pytest.mark.parametrize("settings", [{}, {"SPARK_SIMPLIFIED_TRACEBACK": "1"}])
 @pytest.mark.parametrize("program", [PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER])
 def test_spark_puts_the_cause_in_front_whether_it_shortens_tracebacks_or_not(
-    monkeypatch, program, settings
+    monkeypatch, runs_as, program, settings
 ):
     for name, text in settings.items():
         monkeypatch.setenv(name, text)
-    runs(monkeypatch, program)
+    runs_as(program)
 
     text = told_by(cause_first()(fails))
 
@@ -119,11 +71,6 @@ def test_spark_puts_the_cause_in_front_whether_it_shortens_tracebacks_or_not(
     assert "in fails" in rest
     assert "ValueError:" not in text
     assert cause_of(text) == f"DataLost: {DataLost(['all of it'])}"
-
-
-def runs(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    main = SimpleNamespace(__spec__=SimpleNamespace(name=program))
-    monkeypatch.setitem(sys.modules, "__main__", main)
 
 
 def told_by(function: Callable[[], None]) -> str:
@@ -143,8 +90,8 @@ def test_an_error_stays_what_it_is_outside_of_spark():
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-def test_what_is_no_error_passes(monkeypatch):
-    runs(monkeypatch, PYSPARK_DAEMON)
+def test_what_is_no_error_passes(runs_as):
+    runs_as(PYSPARK_DAEMON)
 
     with pytest.raises(SystemExit), cause_first():
         raise SystemExit(0)
@@ -188,10 +135,3 @@ Caused by: java.io.EOFException
 )
 def test_the_cause_of_what_spark_says_is_one_line(said, cause):
     assert cause_of(said) == cause
-
-
-def test_a_failed_worker_prints_as_any_error():
-    """Where something else than PySpark does, as a debugger."""
-    text = "".join(traceback.format_exception(WorkerFailed(DataLost(["all of it"]))))
-
-    assert text.startswith("orbitmq.spark.options.DataLost: messages are gone: all of it")

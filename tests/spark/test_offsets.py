@@ -10,21 +10,13 @@ from hypothesis import strategies as st
 
 from orbitmq.client.routes import Queue
 from orbitmq.spark.options import (
-    AtOffsets,
-    AtTimes,
-    Earliest,
-    GroupProgress,
-    Latest,
     Mark,
-    OffsetSpec,
-    OnNoMatch,
     SourceError,
     from_json,
     is_starting,
     marks_in,
     new_queue_starts,
     reread_from,
-    starting,
     starts_here,
     stream_start,
     to_json,
@@ -110,34 +102,6 @@ def test_the_same_positions_are_the_same_text(found, chance):
     chance.shuffle(items)
 
     assert json.dumps(to_json(dict(items))) == json.dumps(to_json(found))
-
-
-def test_queues_have_the_names_that_users_write():
-    found = {
-        Queue("b", "y", 10): 1,
-        Queue("b", "y", 9): 2,
-        Queue("b", "x", 0): 3,
-        Queue("a", "z", 0): 4,
-    }
-
-    assert json.dumps(to_json(found)) == '{"a": {"z:0": 4}, "b": {"x:0": 3, "y:9": 2, "y:10": 1}}'
-
-
-PLACES: list[OffsetSpec] = [
-    Earliest(),
-    Latest(),
-    GroupProgress(),
-    AtOffsets({Queue("t", "a", 0): 5, Queue("t", "a", 1): -2}, "startingOffsets"),
-    AtOffsets({Queue("t", "a", 0): 5, Queue("t", "a", 1): -1}, "startingOffsets"),
-    AtTimes("startingTimestamp", OnNoMatch.LATEST, time=5.0),
-]
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_the_place_where_a_stream_begins_is_named_and_not_looked_up(place):
-    """Rule 1: the initial offset of a query is always the same."""
-    assert is_starting(starting(place))
-    assert starting(place) == starting(place)
 
 
 @pytest.mark.parametrize("offset", [{"orders": 5}, {"orders": {"0": 5}}, {"orders": {"a:0": None}}])

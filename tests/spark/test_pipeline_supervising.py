@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,24 +26,9 @@ from orbitmq.spark.pipelines.run import (
     StreamTarget,
     Supervisor,
 )
+from tests.support.store import HandClock
 
 DEADLINE = 20.0
-
-
-class Hands:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self._at = 0.0
-
-    def now(self) -> float:
-        return self._at
-
-    def monotonic(self) -> float:
-        return self._at
-
-    def advance(self, seconds: float) -> None:
-        self._at += seconds
 
 
 class StreamingQuery:
@@ -86,7 +70,7 @@ class Staged:
     outcomes: list[Any]
     policy: RestartPolicy = field(default_factory=lambda: RestartPolicy(first_pause=0.001))
     stop_timeout: float = DEADLINE
-    clock: Hands | None = None
+    clock: HandClock | None = None
     told: list[tuple[Progress, ...]] = field(default_factory=list)
     restarts: list[Restarting] = field(default_factory=list)
     made: int = 0
@@ -102,11 +86,10 @@ class Staged:
         def progressed(progress: Any) -> None:
             self.told.append(tuple(progress))
 
-        spark: Any = SimpleNamespace()
         supervisor = Supervisor(
             Definition.of(pipeline, "staged"),
             {},
-            Run(spark, name="staged", name_server="127.0.0.1:9876"),
+            run_of(),
             drain_file=self.folder / "drain",
             policy=self.policy,
             stop_timeout=self.stop_timeout,
@@ -125,10 +108,6 @@ def test_a_pipeline_that_ends_by_itself_is_finished(tmp_path):
 
     assert (report.end, report.restarts, report.is_clean) == (End.FINISHED, 0, True)
     assert [each.state for each in report.progress] == ["finished"]
-
-
-def test_a_pipeline_that_gives_back_nothing_is_finished(tmp_path):
-    assert Staged(tmp_path, [None]).run().end is End.FINISHED
 
 
 def test_failures_lead_to_restarts_with_growing_pauses_and_then_to_the_end(tmp_path):
@@ -164,7 +143,7 @@ def test_what_cannot_be_started_even_once_is_a_mistake_and_not_tried_again(tmp_p
 
 
 def test_failures_long_ago_count_no_more(tmp_path):
-    clock = Hands()
+    clock = HandClock()
 
     class Slow(StreamingQuery):
         """Fails when it has run for an hour."""
@@ -184,51 +163,45 @@ def test_failures_long_ago_count_no_more(tmp_path):
     assert staged.run().restarts == 10
 
 
-def test_a_stream_that_fails_while_it_is_brought_to_rest_makes_no_clean_end(tmp_path):
-    query = StreamingQuery(lasts=-1)
-
-    def is_resting():
-        query.lasts, query.error = 0, "no sink"
-        return False
-
-    query.is_resting = is_resting
+@pytest.fixture
+def stopping():
+    """A request to stop, made before the start."""
     ended = threading.Event()
     ended.set()
-
-    report = Staged(tmp_path, [query]).run(ended)
-
-    assert (report.end, report.is_clean) == (End.STOPPED, False)
-    assert [(each.state, each.error) for each in report.progress] == [("failed", "no sink")]
+    return ended
 
 
-def test_a_stop_waits_until_no_batch_runs_and_takes_no_more_meanwhile(tmp_path):
+def test_a_stop_waits_until_no_batch_runs_and_lets_none_start(tmp_path, stopping):
     query = StreamingQuery(lasts=-1)
-    looks = iter(range(1000))
-    seen: list[bool] = []
+    drains: list[bool] = []
 
     def is_resting():
-        seen.append((tmp_path / "drain").exists())
-        return next(looks) >= 5
+        drains.append((tmp_path / "drain").exists())
+        return len(drains) > 5
 
     query.is_resting = is_resting
-    ended = threading.Event()
-    ended.set()
-
-    report = Staged(tmp_path, [query]).run(ended)
+    report = Staged(tmp_path, [query]).run(stopping)
 
     assert (report.end, report.is_clean, query.is_stopped) == (End.STOPPED, True, True)
-    assert any(seen)
+    assert all(drains)
     assert not (tmp_path / "drain").exists()
 
 
-def test_a_batch_that_takes_too_long_is_cut_off_and_that_is_told(tmp_path):
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_batch_that_fails_or_takes_too_long_makes_no_clean_end(tmp_path, stopping, fails):
     query = StreamingQuery(lasts=-1)
-    ended = threading.Event()
-    ended.set()
 
-    report = Staged(tmp_path, [query], stop_timeout=0.02).run(ended)
+    def is_resting():
+        if fails:
+            query.lasts, query.error = 0, "no sink"
+        return False
 
-    assert (report.end, report.is_clean, query.is_stopped) == (End.STOPPED, False, True)
+    query.is_resting = is_resting
+    report = Staged(tmp_path, [query], stop_timeout=0.02).run(stopping)
+
+    assert (report.end, report.is_clean) == (End.STOPPED, False)
+    expected = [("failed", "no sink")] if fails else [("stopped", None)]
+    assert [(each.state, each.error) for each in report.progress] == expected
 
 
 def test_when_one_of_several_fails_the_others_are_stopped_with_it(tmp_path):
@@ -249,22 +222,12 @@ def test_what_is_no_pipelines_outcome_is_refused_and_nothing_is_left_running(tmp
     assert query.is_stopped
 
 
-@given(first=st.floats(0.001, 10), longest=st.floats(0.001, 100), failures=st.integers(1, 10_000))
-def test_pauses_double_up_to_the_longest(first, longest, failures):
-    policy = RestartPolicy(first_pause=first, longest_pause=longest)
-
-    pause = policy.pause(failures)
-
-    assert pause == min(longest, first * 2.0 ** min(failures - 1, 60))
-
-
-@pytest.mark.parametrize("wrong", [{"restarts": -1}, {"first_pause": 0}, {"healthy_after": -1.0}])
-def test_a_senseless_policy_is_refused(wrong):
-    with pytest.raises(SettingError, match=next(iter(wrong))):
-        RestartPolicy(**wrong)
-
-
 # What is seen.
+
+
+def run_of(**options: Any) -> Run:
+    spark: Any = SimpleNamespace()
+    return Run(spark, name="staged", name_server="127.0.0.1:9876", **options)
 
 
 def report_of(
@@ -302,8 +265,7 @@ def test_rows_are_counted_once_and_idle_reports_change_nothing():
 
 def test_rows_that_came_too_late_are_counted_and_told_of(caplog):
     query: Any = StreamingQuery(lasts=-1)
-    spark: Any = SimpleNamespace()
-    target = StreamTarget(query, Run(spark, name="staged", name_server="127.0.0.1:9876"))
+    target = StreamTarget(query, run_of())
     seen = []
     for batch, late in enumerate([(), (3, 1), (0,), (2,)]):
         query.recentProgress.append(report_of(batch, 5, batch + 1, late))
@@ -316,36 +278,26 @@ def test_rows_that_came_too_late_are_counted_and_told_of(caplog):
     assert [text.split(" rows came after")[0] for text in told] == ["fake: 4", "fake: 2"]
 
 
+# Settings and the rate.
+
+
 @pytest.mark.parametrize(
-    "offsets",
-    [(None, None), ("7", "9"), ('{"starting": "latest"}', '{"t": {"a:0": 1}}'), ("{}", "[]")],
+    ("make", "words"),
+    [
+        (lambda: RestartPolicy(restarts=-1), "restarts must be 0 or more"),
+        (lambda: RestartPolicy(first_pause=0), "first_pause must be positive"),
+        (lambda: run_of(trigger=1.0, once=True), "once and trigger"),
+        (lambda: run_of().checkpoint(), "has no checkpoint"),
+    ],
 )
-def test_offsets_of_other_sources_are_no_lag(offsets):
-    watch = QueryWatch()
-
-    watch.take(report_of(0, 1, 1, endOffset=offsets[0], latestOffset=offsets[1]))
-
-    assert watch.lag == {}
-
-
-# The pace.
-
-
-def test_durations_may_be_given_as_such_to_a_run():
-    spark: Any = SimpleNamespace()
-
-    run = Run(spark, name_server="127.0.0.1:9876", trigger=timedelta(minutes=1))
-
-    assert run.trigger == 60.0
-    with pytest.raises(SettingError, match="once and trigger"):
-        Run(spark, name_server="127.0.0.1:9876", trigger=1.0, once=True)
-    with pytest.raises(SettingError, match="has no checkpoint"):
-        run.checkpoint()
+def test_settings_that_cannot_work_are_refused(make, words):
+    with pytest.raises(SettingError, match=words):
+        make()
 
 
 @given(rate=st.floats(0.5, 1e6), portions=st.lists(st.integers(1, 1000), min_size=2, max_size=50))
 def test_no_more_than_the_rate_passes_but_for_one_portion(rate, portions):
-    clock = Hands()
+    clock = HandClock()
     began = clock.monotonic()
     pace = RateLimit(rate, clock, clock.advance)
 

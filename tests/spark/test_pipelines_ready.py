@@ -11,15 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import judged
 from orbitmq.spark.pipelines import Run, archive, backfill, statistics, transform, triage
 from orbitmq.spark.pipelines.builtin import day
-from orbitmq.spark.pipelines.definition import PipelineRefused
 from orbitmq.spark.pipelines.run import StreamTarget, started
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.sparking import DEADLINE, until
@@ -29,12 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def run_in(
-    spark: SparkSession, cluster: EmbeddedCluster, folder: Path, *, once: bool = True
-) -> Run:
-    return Run(
-        spark, name="tested", name_server=cluster.name_server, checkpoint=folder / "ck", once=once
-    )
+def run_in(spark: SparkSession, cluster: EmbeddedCluster, folder: Path) -> Run:
+    server = cluster.name_server
+    return Run(spark, name="tested", name_server=server, checkpoint=folder / "ck", once=True)
 
 
 def to_the_end(query: StreamingQuery) -> None:
@@ -200,13 +194,6 @@ def test_what_goes_back_is_counted_for_the_stream_that_gave_it(spark, orbit_clus
     assert (seen["bad"].failed_share, seen["good"].failed_share) == (1.0, 1 / 8)
 
 
-def test_statistics_go_to_one_place(spark, orbit_cluster, tmp_path):
-    run = run_in(spark, orbit_cluster, tmp_path)
-
-    with pytest.raises(PipelineRefused, match="one of the options path and into"):
-        statistics(run, topic="t")
-
-
 def test_backfill_sends_what_archive_kept_once_and_later_files_by_the_next_run(
     spark, orbit_cluster, tmp_path
 ):
@@ -283,12 +270,6 @@ def test_triage_groups_samples_exports_and_replays_once(spark, orbit_cluster, tm
     (row,) = again.collect()
     assert (row["sent"], row["alreadySent"]) == (0, 3)
     assert len(orbit_cluster.messages("billed")) == 8
-
-
-def test_triage_of_a_group_without_dead_letters_is_empty(spark, orbit_cluster, tmp_path):
-    run = run_in(spark, orbit_cluster, tmp_path)
-
-    assert triage(run, group="healthy", replay="retry").collect() == []
 
 
 def die(cluster: EmbeddedCluster, topic: str, group: str, count: int) -> None:

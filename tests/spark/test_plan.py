@@ -61,12 +61,6 @@ def test_no_partition_has_more_records_than_allowed(wanted, max_records, min_par
     assert all(sum(map(len, part)) <= max_records for part in parts)
 
 
-def test_small_queues_share_a_task():
-    wanted = [range_of(queue, 7, 5) for queue in (A, B, C)]
-
-    assert partition(wanted) == [tuple(wanted)]
-
-
 def test_small_queues_are_shared_out_evenly():
     wanted = [range_of(queue, 0, 6000) for queue in (A, B, C)]
     wanted.append(range_of(Queue("orders", "broker-c", 9), 0, 6000))
@@ -141,10 +135,6 @@ def test_batches_follow_each_other_without_gap_until_the_end(backlog, limit, mor
     assert position == available
 
 
-def test_without_a_limit_everything_is_taken():
-    assert batch_ends({A: 5, B: 0}, {A: 50, B: 7}, None) == {A: 50, B: 7}
-
-
 def test_a_queue_that_ends_before_it_begins_stays_where_it_is():
     assert batch_ends({A: 50, B: 0}, {A: 5, B: 7}, 100) == {A: 50, B: 7}
 
@@ -162,10 +152,3 @@ def test_a_batch_waits_for_enough_but_not_longer_than_allowed():
     assert not gate.opens(99, now=1090.9)
     assert gate.opens(99, now=1091.0)
     assert not gate.opens(99, now=1092.0)
-
-
-def test_no_batch_is_made_of_nothing():
-    gate = TriggerGate(None, longest=60.0)
-
-    assert not gate.opens(0, now=0.0)
-    assert gate.opens(1, now=0.0)

@@ -16,13 +16,7 @@ from orbitmq.client.ranges.connections import QueueRange, RangeConnections
 from orbitmq.client.ranges.read import Chunk, RangeSettings, WindowLimits, read_ranges
 from orbitmq.client.routes import Queue
 from orbitmq.message.properties import encode_properties
-from orbitmq.message.record import (
-    BATCH_MASK,
-    COMPRESSED,
-    COMPRESSION_ZLIB,
-    INNER_BATCH,
-    CodecMissing,
-)
+from orbitmq.message.record import BATCH_MASK, COMPRESSED, COMPRESSION_ZLIB, CodecMissing
 from orbitmq.message.stored import StoredMessage, compress_body, encode_batch
 from orbitmq.spark.options import DataLost, batch_options
 from orbitmq.spark.read import BATCH_BYTES, _Decoder, _joined, _Stretch
@@ -101,15 +95,6 @@ def test_a_filter_looks_at_the_messages_inside():
     assert offsets(found) == [1]
 
 
-def test_one_of_the_two_bits_alone_makes_no_batch():
-    found = decoded(
-        Chunk(QUEUE, 0, 1, [record(0, b"plain", sys_flag=INNER_BATCH)]),
-        Chunk(QUEUE, 1, 2, [record(1, b"too", sys_flag=BATCH_MASK & ~INNER_BATCH)]),
-    )
-
-    assert found.column("body").to_pylist() == [b"plain", b"too"]
-
-
 def test_a_batch_that_cannot_be_taken_apart_is_a_loss_or_left_out(caplog):
     bad = record(1, b"no batch at all", sys_flag=BATCH_MASK)
     chunk = Chunk(QUEUE, 0, 5, [record(0) + bad + batch_of(3, 2)])
@@ -132,15 +117,6 @@ def test_a_batch_whose_codec_is_missing_fails_and_is_not_left_out(monkeypatch):
 
     with pytest.raises(CodecMissing):
         decoded(Chunk(QUEUE, 0, 1, [packed]), failOnDataLoss="false")
-
-
-def test_beside_a_batch_a_damaged_body_is_still_null():
-    damaged = bytearray(record(2, b"0123456789"))
-    damaged[damaged.index(b"0123456789")] ^= 1
-
-    found = decoded(Chunk(QUEUE, 0, 3, [batch_of(0, 2) + bytes(damaged)]))
-
-    assert found.column("body").to_pylist() == [b"0", b"1", None]
 
 
 def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once():
@@ -204,20 +180,6 @@ def test_a_message_that_is_larger_than_a_batch_comes_by_itself():
 
     assert [batch.column("queueOffset").to_pylist() for batch in found] == [[0], [1], [2]]
     assert [len(each.as_py()) for batch in found for each in batch.column("body")] == sizes
-
-
-def test_batches_that_were_stored_compressed_are_taken_apart_a_few_at_a_time():
-    flag = COMPRESSED | COMPRESSION_ZLIB | BATCH_MASK
-    packed = compress_body(encode_batch([(bytes(MIB), 0, b"")] * 3), COMPRESSION_ZLIB)
-    pieces = [record(at, packed, sys_flag=flag) for at in range(0, 60, 3)]
-    decoder = made()
-    decoder._growth = 4.0
-
-    (stretch,) = _joined(iter([Chunk(QUEUE, 0, 60, [b"".join(pieces)])]))
-    found = list(decoder.batches(stretch))
-
-    assert max(batch.column("body").nbytes for batch in found) <= 2 * BATCH_BYTES
-    assert offsets(pa.Table.from_batches(found)) == list(range(60))
 
 
 def test_messages_that_are_not_compressed_stay_in_one_batch_also_after_others_that_are():

@@ -9,22 +9,18 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from orbitmq.spark import consume
 from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.spark.health import report_queries
-from orbitmq.spark.options import SourceError
 from orbitmq.spark.pipelines.run import Run, started
 from tests.support.command import Started
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import QUICK, SOON, idle
 from tests.support.sparking import DEADLINE, until
-
-if TYPE_CHECKING:
-    pass
 
 FREE = ("--namesrv-port", "0", "--broker-port", "0", "--console", "--console-port", "0")
 TOKEN = "t0ken"  # noqa: S105  # of a test
@@ -292,8 +288,3 @@ def test_a_refused_report_says_so_once_and_shows_no_token(console, caplog):
 
     assert caplog.text.count("does not take reports: HTTP Error 401") == 1
     assert "wr0ng" not in caplog.text
-
-
-def test_an_address_that_is_none_is_refused():
-    with pytest.raises(SourceError, match="begins with http"):
-        ConsoleLink("localhost:8090")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.stored import BatchElement
-from orbitmq.spark.write import Origin, RowReader, RowRefused, Written, plain_properties
+from orbitmq.spark.write import Origin, RowReader, RowRefused, Written
 
 ORIGIN = Origin("query/3", 2)
 
@@ -75,13 +75,6 @@ def test_a_message_can_be_delivered_later(column, value, name, text):
 
     assert found.is_delayed
     assert decode_properties(found.element.properties)[name] == text
-
-
-def test_the_option_wins_over_the_column():
-    row = {"body": b"x", "topic": "invoices"}
-
-    assert only(row).topic == "orders"
-    assert only(row, topic=None).topic == "invoices"
 
 
 @pytest.mark.parametrize(
@@ -225,12 +218,6 @@ def test_a_text_for_a_body_is_sent_as_its_bytes():
     ]
 
 
-def test_most_rows_take_the_quick_way():
-    batch = pa.RecordBatch.from_pylist([{"body": b"x", "tags": "paid", "keys": "o-1 c-7"}] * 3)
-
-    assert plain_properties(batch) == [b"TAGS\x01paid\x02KEYS\x01o-1 c-7\x02"] * 3
-
-
 @pytest.mark.parametrize("topic", [None, "a/b"])
 def test_a_row_needs_a_topic(topic):
     (found,) = messages([{"body": b"x", "topic": topic}], topic=None)
@@ -262,12 +249,6 @@ def test_ids_are_unique_and_the_same_again(origins, rows, written):
     assert all(len(each) == 32 and int(each, 16) >= 0 for each in ids)
     # Where other clients write the time.
     assert all(each[20:28] == "00000000" for each in ids)
-
-
-def test_equal_rows_are_two_messages():
-    first, second = messages([{"body": b"x"}] * 2)
-
-    assert first.unique_id != second.unique_id
 
 
 @given(
@@ -305,9 +286,3 @@ def test_a_row_may_say_what_its_id_is_made_of():
     assert messages(rows[:1], topic="invoices")[0].unique_id != here[0]
     # It is no property of the message.
     assert only(rows[0]).element.properties == f"UNIQ_KEY\x01{here[0]}\x02".encode()
-
-
-def test_a_row_without_identity_among_others_has_an_id_of_its_own():
-    found = messages([{"body": b"a", "identity": text} for text in ("o-1", None, "")])
-
-    assert len({each.unique_id for each in found}) == 3

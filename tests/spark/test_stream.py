@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from orbitmq import Admin
 from orbitmq.clock import milliseconds
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import fill, numbered, send_one
+from tests.support.filling import fill, numbered
 from tests.support.sparking import (
     DEADLINE,
     batches,
@@ -37,16 +37,15 @@ def send(
 
 @pytest.mark.feature("M7")
 def test_batches_keep_to_their_limit_and_a_run_ends_where_it_began_to_look(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+    spark, cluster, topic, tmp_path
 ):
     """Also: the last batch is told to the broker (rule 5), and a second run goes on."""
-    topic = orbit_shared_topic
-    send(orbit_shared_cluster, topic, 1000)
+    send(cluster, topic, 1000)
 
     def run():
         frame = stream(
             spark,
-            orbit_shared_cluster,
+            cluster,
             topic,
             group="limited",
             startingOffsets="earliest",
@@ -56,8 +55,8 @@ def test_batches_keep_to_their_limit_and_a_run_ends_where_it_began_to_look(
 
     first = run()
     in_between = in_files(tmp_path)
-    until_told(orbit_shared_cluster, "limited", topic, 1000)
-    send(orbit_shared_cluster, topic, 20, first=1000)
+    until_told(cluster, "limited", topic, 1000)
+    send(cluster, topic, 20, first=1000)
     second = run()
 
     assert first == [(0, 0), (1, 300), (2, 300), (3, 300), (4, 100)]  # 0 says where it begins
@@ -67,35 +66,29 @@ def test_batches_keep_to_their_limit_and_a_run_ends_where_it_began_to_look(
 
 
 @pytest.mark.feature("M4")
-def test_an_idle_stream_has_no_lag_and_makes_no_batches(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
-):
+def test_an_idle_stream_has_no_lag_and_makes_no_batches(spark, cluster, topic, tmp_path):
     """Rules 2, 5 and 6: one text for one position, the last batch is told, and a good-bye."""
-    topic = orbit_shared_topic
-    send(orbit_shared_cluster, topic, 40)
-    frame = stream(spark, orbit_shared_cluster, topic, group="idle", startingOffsets="earliest")
+    send(cluster, topic, 40)
+    frame = stream(spark, cluster, topic, group="idle", startingOffsets="earliest")
 
     query = into_files(frame, tmp_path)
     try:
         for sent, batch in ((40, 1), (80, 2), (120, 3)):
-            until_told(orbit_shared_cluster, "idle", topic, sent)
+            until_told(cluster, "idle", topic, sent)
             # A batch for every time something came, and none between them.
             assert query.lastProgress is not None
             assert max(number for number, rows in batches(query) if rows) == batch
-            assert members(orbit_shared_cluster, "idle") == 1
-            send(orbit_shared_cluster, topic, 40, first=sent)
+            assert members(cluster, "idle") == 1
+            send(cluster, topic, 40, first=sent)
         until(lambda: len(in_files(tmp_path)) == 160, "everything is in the files")
     finally:
         query.stop()
 
     assert in_files(tmp_path) == list(range(160))
-    until(lambda: members(orbit_shared_cluster, "idle") == 0, "the driver leaves its group")
+    until(lambda: members(cluster, "idle") == 0, "the driver leaves its group")
 
 
-def test_reads_without_a_group_leave_none_at_the_broker(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
-):
-    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+def test_reads_without_a_group_leave_none_at_the_broker(spark, cluster, topic, tmp_path):
     send(cluster, topic, 40)
     before = traces(cluster, topic)
 
@@ -137,10 +130,9 @@ def members(cluster: EmbeddedCluster, group: str) -> int:
 
 
 def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+    spark, cluster, topic, tmp_path
 ):
-    topic = orbit_shared_topic
-    send(orbit_shared_cluster, topic, 40)
+    send(cluster, topic, 40)
     found: list[int] = []
     state = {"fails": True}
 
@@ -151,7 +143,7 @@ def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
 
     def start():
         return (
-            stream(spark, orbit_shared_cluster, topic)
+            stream(spark, cluster, topic)
             .writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(tmp_path))
             .start()
@@ -161,7 +153,7 @@ def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
     with pytest.raises(Exception, match="fails"):
         query.awaitTermination(DEADLINE)
     # Spark has logged where the first batch ends; it asks again where it begins.
-    send(orbit_shared_cluster, topic, 200, first=1000)
+    send(cluster, topic, 200, first=1000)
     state["fails"] = False
     query = start()
     try:
@@ -173,10 +165,9 @@ def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
 
 
 def test_rule_1_a_first_batch_with_rows_that_fails_is_repeated_whatever_the_options_say_then(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+    spark, cluster, topic, tmp_path
 ):
-    topic = orbit_shared_topic
-    send(orbit_shared_cluster, topic, 40)
+    send(cluster, topic, 40)
     found: list[list[int]] = []
 
     def sink(frame, _):
@@ -186,7 +177,7 @@ def test_rule_1_a_first_batch_with_rows_that_fails_is_repeated_whatever_the_opti
 
     def run(**options):
         query = (
-            stream(spark, orbit_shared_cluster, topic, **options)
+            stream(spark, cluster, topic, **options)
             .writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(tmp_path))
             .trigger(once=True)
@@ -199,22 +190,6 @@ def test_rule_1_a_first_batch_with_rows_that_fails_is_repeated_whatever_the_opti
     run()  # from latest, by the options
 
     assert found == [list(range(40)), list(range(40))]
-
-
-def test_rule_4_a_bad_body_does_not_stop_a_stream(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
-):
-    address = orbit_shared_cluster.broker_addresses[0]
-    send(orbit_shared_cluster, orbit_shared_topic, 5, queues=1)
-    send_one(address, orbit_shared_topic, b"no zip", sys_flag=1)
-    send(orbit_shared_cluster, orbit_shared_topic, 5, first=5, queues=1)
-    frame = stream(spark, orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest")
-
-    run_over(frame.where("body IS NOT NULL"), tmp_path / "good")
-    run_over(frame.where("body IS NULL").select("queueOffset"), tmp_path / "bad")
-
-    assert in_files(tmp_path / "good") == list(range(10))
-    assert in_files(tmp_path / "bad", "queueOffset") == [5]
 
 
 def test_rule_7_a_queue_that_appears_is_read_without_a_restart(spark, orbit_cluster, tmp_path):
@@ -293,32 +268,12 @@ def make_anew(cluster: EmbeddedCluster, topic: str, count: int) -> None:
     send(cluster, topic, count, first=1000, queues=1)
 
 
-@pytest.mark.parametrize("count", [40, 400])
-def test_a_topic_that_was_made_anew_is_not_read_on_where_the_former_one_ended(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path, count
-):
-    """With fewer messages than there were, and with more."""
-    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
-    cluster.create_topic(topic, queues=1)
-    send(cluster, topic, 100, queues=1)
-    run_over(stream(spark, cluster, topic, startingOffsets="earliest"), tmp_path)
-    make_anew(cluster, topic, count)
-
-    query = into_files(stream(spark, cluster, topic), tmp_path, available_now=True)
-    with pytest.raises(StreamingQueryException, match=f"messages are gone: {topic}@broker-a:0 "):
-        query.awaitTermination(DEADLINE)
-    assert in_files(tmp_path) == list(range(100))
-    run_over(stream(spark, cluster, topic, failOnDataLoss="false"), tmp_path)
-
-    assert in_files(tmp_path) == [*range(100), *range(1000, 1000 + count)]
-
-
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("count", [40, 400])
 def test_a_topic_that_is_made_anew_under_a_stream_is_read_from_its_beginning_or_ends_it(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path, count
+    spark, cluster, topic, tmp_path, count
 ):
-    cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
+    topic = f"{topic}-anew"
     cluster.create_topic(topic, queues=1)
     send(cluster, topic, 100, queues=1)
     frame = stream(spark, cluster, topic, startingOffsets="earliest")
@@ -341,10 +296,9 @@ def test_a_topic_that_is_made_anew_under_a_stream_is_read_from_its_beginning_or_
 
 
 def test_offsets_that_spark_reports_are_topics_with_queues_and_numbers(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+    spark, cluster, topic, tmp_path
 ):
     """As tools read them, in every batch from the first on."""
-    cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 40)
 
     query = run_over(stream(spark, cluster, topic, startingOffsets="earliest"), tmp_path)
@@ -366,24 +320,7 @@ def test_offsets_that_spark_reports_are_topics_with_queues_and_numbers(
     ]
 
 
-def test_expired_offsets_stop_a_stream_with_the_remedies(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
-):
-    topic = orbit_shared_topic
-    send(orbit_shared_cluster, topic, 8)
-    beyond = json.dumps({topic: {f"broker-a:{number}": 2 + number for number in range(4)}})
-    frame = stream(spark, orbit_shared_cluster, topic, startingOffsets=beyond)
-
-    with pytest.raises(Exception, match="messages are gone") as raised:
-        run_over(frame, tmp_path)
-
-    assert f"{topic}@broker-a:3 is to be read from offset 5 on and has 0 to 2" in str(raised.value)
-    assert "set failOnDataLoss to false" in str(raised.value)
-
-
-def test_the_reader_for_older_versions_of_spark(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
-):
+def test_the_reader_for_older_versions_of_spark(spark, cluster, topic, tmp_path):
     """PySpark 4.0 and 4.1 call `latestOffset` without arguments; later ones still do if asked."""
     from orbitmq.spark.options import stream_options
     from orbitmq.spark.readers import PlainStreamReader
@@ -398,10 +335,9 @@ def test_the_reader_for_older_versions_of_spark(
             return PlainStreamReader(stream_options(self.options), schema)
 
     spark.dataSource.register(OldSource)
-    topic = orbit_shared_topic
-    send(orbit_shared_cluster, topic, 40)
+    send(cluster, topic, 40)
     options = {
-        "nameServer": orbit_shared_cluster.name_server,
+        "nameServer": cluster.name_server,
         "subscribe": topic,
         "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": "30",
@@ -410,12 +346,12 @@ def test_the_reader_for_older_versions_of_spark(
 
     query = into_files(spark.readStream.format("rocketmq-old").options(**options).load(), tmp_path)
     try:
-        until_told(orbit_shared_cluster, "old", topic, 40)
+        until_told(cluster, "old", topic, 40)
     finally:
         query.stop()
     query = into_files(spark.readStream.format("rocketmq-old").options(**options).load(), tmp_path)
     try:
-        send(orbit_shared_cluster, topic, 40, first=40)
+        send(cluster, topic, 40, first=40)
         until(lambda: len(in_files(tmp_path)) == 80, "what came after the restart")
     finally:
         query.stop()

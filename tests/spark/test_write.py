@@ -26,7 +26,7 @@ def write(frame: DataFrame, cluster: EmbeddedCluster, **options: str) -> None:
     ).mode("append").save()
 
 
-def test_rows_become_messages(spark, orbit_shared_cluster, orbit_shared_topic):
+def test_rows_become_messages(spark, cluster, topic):
     frame = spark.range(0, 1000, 1, 3).selectExpr(
         "CAST(id AS STRING) AS body",
         "CONCAT('t', id % 3) AS tags",
@@ -35,9 +35,9 @@ def test_rows_become_messages(spark, orbit_shared_cluster, orbit_shared_topic):
         "CAST(id % 7 AS INT) AS flag",
     )
 
-    write(frame, orbit_shared_cluster, topic=orbit_shared_topic)
+    write(frame, cluster, topic=topic)
 
-    found = {int(each.body): each for each in orbit_shared_cluster.messages(orbit_shared_topic)}
+    found = {int(each.body): each for each in cluster.messages(topic)}
     assert sorted(found) == list(range(1000))
     for number, message in found.items():
         properties = message.properties
@@ -49,21 +49,20 @@ def test_rows_become_messages(spark, orbit_shared_cluster, orbit_shared_topic):
     assert max(counts.values()) - min(counts.values()) <= 3
 
 
-def test_rows_say_where_they_go(spark, orbit_shared_cluster, orbit_shared_topic):
-    topic = orbit_shared_topic
+def test_rows_say_where_they_go(spark, cluster, topic):
     frame = spark.range(200).selectExpr(
         "CAST(id AS STRING) AS body",
         f"IF(id % 2 = 0, '{topic}', 'elsewhere') AS topic",
         "IF(id < 100, 2, NULL) AS queueId",
         "IF(id >= 100, CONCAT('customer-', id % 5), NULL) AS shardingKey",
     )
-    orbit_shared_cluster.create_topic("elsewhere", queues=3)
+    cluster.create_topic("elsewhere", queues=3)
 
     # One task: the order of rows that several tasks write beside each other is nobody's.
-    write(frame.coalesce(1), orbit_shared_cluster)
+    write(frame.coalesce(1), cluster)
 
     for name, queues in ((topic, 4), ("elsewhere", 3)):
-        found = orbit_shared_cluster.messages(name)
+        found = cluster.messages(name)
         assert len(found) == 100
         for message in found:
             number = int(message.body)
@@ -98,32 +97,18 @@ def test_messages_can_be_delivered_later(spark, orbit_cluster, orbit_topic):
     until(lambda: there() == [0, 1, 2], "the message for that time")
 
 
-def test_messages_that_were_read_can_be_written(spark, orbit_shared_cluster, orbit_shared_topic):
-    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100, queues=4))
-    orbit_shared_cluster.create_topic("copies", queues=4)
-
-    write(
-        read(spark, orbit_shared_cluster, orbit_shared_topic), orbit_shared_cluster, topic="copies"
-    )
-
-    copies = orbit_shared_cluster.messages("copies")
-    assert sorted(int(each.body) for each in copies) == list(range(100))
-
-
 @pytest.mark.feature("M3")
-def test_a_repeated_batch_sends_the_same_ids(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
-):
+def test_a_repeated_batch_sends_the_same_ids(spark, cluster, topic, tmp_path):
     """As after a crash between the last send and Spark's note that the batch is done."""
-    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(500, queues=4))
-    orbit_shared_cluster.create_topic("sent-again", queues=4)
+    fill(cluster.broker_addresses[0], topic, numbered(500, queues=4))
+    cluster.create_topic("sent-again", queues=4)
 
     def run():
         query = (
-            stream(spark, orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest")
+            stream(spark, cluster, topic, startingOffsets="earliest")
             .select("body")
             .writeStream.format("rocketmq")
-            .option("nameServer", orbit_shared_cluster.name_server)
+            .option("nameServer", cluster.name_server)
             .option("topic", "sent-again")
             .option("checkpointLocation", str(tmp_path))
             .trigger(availableNow=True)
@@ -132,10 +117,10 @@ def test_a_repeated_batch_sends_the_same_ids(
         assert query.awaitTermination(DEADLINE)
 
     run()
-    once = orbit_shared_cluster.messages("sent-again")
+    once = cluster.messages("sent-again")
     shutil.rmtree(tmp_path / "commits")
     run()
-    twice = orbit_shared_cluster.messages("sent-again")
+    twice = cluster.messages("sent-again")
 
     assert sorted(int(each.body) for each in once) == list(range(500))
     assert len(twice) == 1000
@@ -144,26 +129,20 @@ def test_a_repeated_batch_sends_the_same_ids(
 
 
 def test_different_messages_have_different_ids_in_several_writes_and_other_partitions(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+    spark, cluster, topic, tmp_path
 ):
     """A batch that writes twice, and is repeated in other partitions than it had."""
-    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(40))
-    orbit_shared_cluster.create_topic("in-parts", queues=2)
+    fill(cluster.broker_addresses[0], topic, numbered(40))
+    cluster.create_topic("in-parts", queues=2)
 
     def both(batch, _number):
         for rest in (0, 1):
             half = batch.where(f"CAST(CAST(body AS STRING) AS INT) % 2 = {rest}").select("body")
-            write(half, orbit_shared_cluster, topic="in-parts")
+            write(half, cluster, topic="in-parts")
 
     def run(partitions):
         query = (
-            stream(
-                spark,
-                orbit_shared_cluster,
-                orbit_shared_topic,
-                startingOffsets="earliest",
-                minPartitions=str(partitions),
-            )
+            stream(spark, cluster, topic, startingOffsets="earliest", minPartitions=str(partitions))
             .writeStream.foreachBatch(both)
             .option("checkpointLocation", str(tmp_path))
             .trigger(availableNow=True)
@@ -176,37 +155,21 @@ def test_different_messages_have_different_ids_in_several_writes_and_other_parti
     run(3)
 
     bodies: dict[str, set[bytes]] = defaultdict(set)
-    for each in orbit_shared_cluster.messages("in-parts"):
+    for each in cluster.messages("in-parts"):
         bodies[each.properties["UNIQ_KEY"]].add(bytes(each.body))
     assert {len(each) for each in bodies.values()} == {1}
     assert {int(each) for found in bodies.values() for each in found} == set(range(40))
 
 
-def test_rows_with_an_identity_keep_their_ids_whoever_writes_them(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    frame = spark.range(20).selectExpr("CAST(id AS STRING) AS body", "CONCAT('o-', id) AS identity")
-
-    write(frame.coalesce(1), orbit_shared_cluster, topic=orbit_shared_topic)
-    write(frame.repartition(3, "body"), orbit_shared_cluster, topic=orbit_shared_topic)
-
-    found = orbit_shared_cluster.messages(orbit_shared_topic)
-    ids = Counter((each.properties["UNIQ_KEY"], bytes(each.body)) for each in found)
-    assert len(ids) == 20
-    assert set(ids.values()) == {2}
-
-
-def test_a_row_that_is_no_message_fails_or_is_left_out(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
+def test_a_row_that_is_no_message_fails_or_is_left_out(spark, cluster, topic):
     frame = spark.range(10).selectExpr("IF(id = 5, NULL, CAST(id AS STRING)) AS body")
 
     with pytest.raises(Exception, match=r"message.body must not be empty; set the option badRows"):
-        write(frame.coalesce(1), orbit_shared_cluster, topic=orbit_shared_topic)
-    orbit_shared_cluster.create_topic("good-rows", queues=1)
-    write(frame, orbit_shared_cluster, topic="good-rows", badRows="skip")
+        write(frame.coalesce(1), cluster, topic=topic)
+    cluster.create_topic("good-rows", queues=1)
+    write(frame, cluster, topic="good-rows", badRows="skip")
 
-    found = sorted(int(each.body) for each in orbit_shared_cluster.messages("good-rows"))
+    found = sorted(int(each.body) for each in cluster.messages("good-rows"))
     assert found == [0, 1, 2, 3, 4, 6, 7, 8, 9]
 
 
@@ -223,13 +186,11 @@ def test_a_row_that_is_no_message_fails_or_is_left_out(
         ("'x' AS body", {"badRows": "hide"}, "'badRows' must be one of fail, skip"),
     ],
 )
-def test_what_cannot_be_written_is_named(
-    spark, orbit_shared_cluster, orbit_shared_topic, columns, options, words
-):
+def test_what_cannot_be_written_is_named(spark, cluster, topic, columns, options, words):
     frame = spark.range(1).selectExpr(*columns.split(", "))
 
     with pytest.raises(Exception, match=words):
-        write(frame, orbit_shared_cluster, **{"topic": orbit_shared_topic, **options})
+        write(frame, cluster, **{"topic": topic, **options})
 
 
 def test_a_wrong_address_is_found_on_the_driver_before_any_task(spark):
@@ -240,25 +201,15 @@ def test_a_wrong_address_is_found_on_the_driver_before_any_task(spark):
         writer.option("topic", "nowhere").mode("append").save()
 
 
-def test_messages_cannot_be_overwritten(spark, orbit_shared_cluster, orbit_shared_topic):
-    writer = spark.range(1).selectExpr("'x' AS body").write.format("rocketmq")
-    options = {"nameServer": orbit_shared_cluster.name_server, "topic": orbit_shared_topic}
-
-    with pytest.raises(Exception, match="messages cannot be overwritten"):
-        writer.options(**options).mode("overwrite").save()
-
-
 # ---- topics that do not exist
 
 
-def test_rows_for_a_topic_that_does_not_exist_are_refused_before_any_task(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
+def test_rows_for_a_topic_that_does_not_exist_are_refused_before_any_task(spark, cluster, topic):
+    slip = f"{topic}s"
     frame = spark.range(1).selectExpr("'x' AS body")
     said = (
         f"no broker serves topic '{slip}' according to {cluster.name_server} (it does not exist, "
-        f"or its brokers are away); do you mean '{orbit_shared_topic}'? If not, create it with: "
+        f"or its brokers are away); do you mean '{topic}'? If not, create it with: "
         f"orbitmq topic create {slip}, or set the option createTopic to true"
     )
 
@@ -270,31 +221,15 @@ def test_rows_for_a_topic_that_does_not_exist_are_refused_before_any_task(
     assert [bytes(each.body) for each in cluster.messages(slip)] == [b"x"]
 
 
-def test_a_row_for_a_topic_that_does_not_exist_fails_its_write(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
-    frame = spark.range(2).selectExpr(
-        "'x' AS body", f"IF(id = 0, '{orbit_shared_topic}', '{slip}') AS topic"
-    )
-
-    with pytest.raises(Exception, match=f"no broker serves topic '{slip}'.* createTopic to true"):
-        write(frame.coalesce(1), cluster)
-    assert not exists(cluster, slip)
-    write(frame.coalesce(1), cluster, createTopic="true")
-
-    assert [bytes(each.body) for each in cluster.messages(slip)] == [b"x"]
-
-
 def test_a_stream_into_a_topic_that_does_not_exist_ends_before_it_sends(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+    spark, cluster, topic, tmp_path
 ):
-    cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
-    fill(cluster.broker_addresses[0], orbit_shared_topic, numbered(4))
+    slip = f"{topic}s"
+    fill(cluster.broker_addresses[0], topic, numbered(4))
 
     def run(**options):
         query = (
-            stream(spark, cluster, orbit_shared_topic, startingOffsets="earliest")
+            stream(spark, cluster, topic, startingOffsets="earliest")
             .select("body")
             .writeStream.format("rocketmq")
             .options(nameServer=cluster.name_server, topic=slip, **options)
@@ -320,10 +255,7 @@ def exists(cluster: EmbeddedCluster, topic: str) -> bool:
 # ---- options
 
 
-def test_an_unknown_option_is_refused_by_every_kind_of_query(
-    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
-):
-    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+def test_an_unknown_option_is_refused_by_every_kind_of_query(spark, cluster, topic, tmp_path):
     said = "unknown option 'maxbytespertrigger'; did you mean maxOffsetsPerTrigger"
     wrong = {"maxBytesPerTrigger": "1k"}
     frame = stream(spark, cluster, topic)
@@ -344,10 +276,7 @@ def test_an_unknown_option_is_refused_by_every_kind_of_query(
 # ---- tables of SQL
 
 
-def test_a_temporary_view_of_sql_reads_a_topic_and_takes_rows(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    cluster, topic = orbit_shared_cluster, orbit_shared_topic
+def test_a_temporary_view_of_sql_reads_a_topic_and_takes_rows(spark, cluster, topic):
     reached = f"nameServer '{cluster.name_server}'"
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW incoming USING rocketmq "
@@ -378,11 +307,11 @@ VIEW_INSTEAD = "say CREATE TEMPORARY VIEW name USING rocketmq OPTIONS"
     ids=["create", "create as select", "select", "insert"],
 )
 def test_a_table_of_sql_gets_no_options_and_says_what_to_do_instead(
-    spark, orbit_shared_cluster, orbit_shared_topic, columns, used
+    spark, cluster, topic, columns, used
 ):
     """Spark keeps them for itself. With columns of its own, it does not even ask the source."""
-    name = "".join(letter if letter.isalnum() else "_" for letter in orbit_shared_topic)
-    options = f"nameServer '{orbit_shared_cluster.name_server}', subscribe '{orbit_shared_topic}'"
+    name = "".join(letter if letter.isalnum() else "_" for letter in topic)
+    options = f"nameServer '{cluster.name_server}', subscribe '{topic}'"
     create = f"CREATE TABLE {name} {columns} USING rocketmq OPTIONS ({options})"
     try:
         if columns:

@@ -59,13 +59,13 @@ def places(cluster: EmbeddedCluster, topic: str, queues: int) -> dict[tuple[int,
         pytest.param([7, 4 * MIB, 8, 9, 300_000, 10], id="in the order of the rows"),
     ],
 )
-def test_every_row_that_may_be_sent_is_sent(orbit_shared_cluster, orbit_shared_topic, wanted):
+def test_every_row_that_may_be_sent_is_sent(cluster, topic, wanted):
     rows = [{"body": b"x" * size, "queueId": 1} for size in wanted]
 
-    count = write(orbit_shared_cluster, rows, topic=orbit_shared_topic)
+    count = write(cluster, rows, topic=topic)
 
     assert count == WriteCount(len(wanted), 0)
-    assert sizes(orbit_shared_cluster, orbit_shared_topic) == wanted
+    assert sizes(cluster, topic) == wanted
 
 
 def small(settings: BrokerSettings) -> BrokerSettings:
@@ -124,16 +124,11 @@ def test_without_the_name_of_a_broker_queues_are_counted_through():
         assert places(cluster, "orders", 2) == {(0, 0): 1, (0, 1): 0, (1, 0): 0, (1, 1): 2}
 
 
-def test_writes_of_many_groups_leave_few_producers_behind(orbit_shared_cluster, orbit_shared_topic):
+def test_writes_of_many_groups_leave_few_producers_behind(cluster, topic):
     before = threading.active_count()
 
     for number in range(12):
-        write(
-            orbit_shared_cluster,
-            [{"body": b"x"}],
-            topic=orbit_shared_topic,
-            producerGroup=f"group-{number}",
-        )
+        write(cluster, [{"body": b"x"}], topic=topic, producerGroup=f"group-{number}")
 
     assert threading.active_count() - before <= 4
-    assert len(orbit_shared_cluster.messages(orbit_shared_topic)) == 12
+    assert len(cluster.messages(topic)) == 12

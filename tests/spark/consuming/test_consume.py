@@ -6,10 +6,9 @@ import importlib
 import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,17 +19,12 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.connections import Credentials
 from orbitmq.client.routes import Queue
 from orbitmq.errors import AccessDenied, SettingError, WrongUse
-from orbitmq.spark import BatchSettings, ConsumePipeline, consume
+from orbitmq.spark import BatchSettings
 from orbitmq.spark.consuming.progress import BatchReport, PipelineFailed, PipelineState
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, numbered
-from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
+from tests.support.sparkconsuming import SOON, idle, progress_of
 from tests.support.sparking import until
-
-if TYPE_CHECKING:
-    pass
-
-Made = Callable[..., ConsumePipeline]
 
 READER, SECRET = "reader-key", "secret-of-reader"
 ACCOUNTS = f"""
@@ -45,27 +39,6 @@ accessKey = "operator"
 secretKey = "secret-of-operator"
 admin = true
 """
-
-
-@pytest.fixture
-def journal(tmp_path):
-    return Journal(tmp_path / "journal")
-
-
-@pytest.fixture
-def pipeline(spark, orbit_cluster):
-    """Makes pipelines that are stopped with the test."""
-    made: list[ConsumePipeline] = []
-
-    def make(group="billing", **options):
-        given = {"consume_from": "first", "batch": QUICK, "rebalance": SOON} | options
-        run = consume(spark, group, name_server=orbit_cluster.name_server, **given)  # type: ignore[arg-type]
-        made.append(run)
-        return run
-
-    yield make
-    for run in made:
-        run.stop()
 
 
 def send(cluster: EmbeddedCluster, topic: str, messages: Sequence[Sent | bytes]) -> None:
@@ -270,30 +243,6 @@ def test_a_group_is_shared_with_plain_consumers_that_come_and_go(pipeline, orbit
     assert progress_of(orbit_cluster, "billing", "orders") == dict.fromkeys(range(8), 200)
 
 
-def test_two_drivers_share_a_group(pipeline, orbit_cluster, journal):
-    orbit_cluster.create_topic("orders", queues=4)
-    one, other = pipeline(), pipeline()
-    for run in (one, other):
-        run.on("orders")(journal.writing())
-
-    with one:
-        with other:
-            until(
-                lambda: of_orders(one.assignment()) == 2 == of_orders(other.assignment()),
-                "each has half",
-            )
-            send(orbit_cluster, "orders", numbered(200, queues=4))
-            idle(one)
-            idle(other)
-            shares = (one.progress().done, other.progress().done)
-        until(lambda: of_orders(one.assignment()) == 4, "the other one has left")
-        send(orbit_cluster, "orders", numbered(200, queues=4, first=200))
-        idle(one)
-
-    assert shares == (100, 100)
-    assert Counter(journal.bodies()) == {str(n): 1 for n in range(400)}
-
-
 def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(pipeline, orbit_cluster, journal):
     orbit_cluster.create_topic("orders", queues=2)
     send(orbit_cluster, "orders", numbered(2000, queues=2))
@@ -369,18 +318,6 @@ def test_a_broker_that_is_restarted_in_a_batch_loses_nothing(pipeline, orbit_clu
     assert progress_of(orbit_cluster, "billing", "orders") == {0: 200, 1: 200}
 
 
-@pytest.fixture
-def guarded(tmp_path):
-    """A cluster in which the account `reader` may read `orders` as `billing`."""
-    accounts = tmp_path / "accounts.toml"
-    accounts.write_text(ACCOUNTS)
-    access = AccessSettings(accounts=accounts, check_interval=0.05)
-    with EmbeddedCluster(adjust=lambda settings: replace(settings, access=access)) as cluster:
-        cluster.create_topic("orders", queues=2)
-        cluster.create_topic("invoices", queues=2)
-        yield cluster
-
-
 @pytest.mark.parametrize(
     ("topic", "group", "secret", "missing"),
     [
@@ -390,60 +327,23 @@ def guarded(tmp_path):
     ],
 )
 def test_a_pipeline_that_may_read_nothing_ends_with_the_reason(
-    spark, guarded, topic, group, secret, missing
+    pipeline, tmp_path, topic, group, secret, missing
 ):
-    run = consume(
-        spark,
-        group,
-        name_server=guarded.name_server,
-        credentials=Credentials(access_key=READER, secret_key=secret),
-        batch=QUICK,
-    )
-    run.on(topic)(print)
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(ACCOUNTS)
+    access = AccessSettings(accounts=accounts, check_interval=0.05)
+    with EmbeddedCluster(adjust=lambda settings: replace(settings, access=access)) as cluster:
+        for name in ("orders", "invoices"):
+            cluster.create_topic(name, queues=2)
+        credentials = Credentials(access_key=READER, secret_key=secret)
+        run = pipeline(group, name_server=cluster.name_server, credentials=credentials)
+        run.on(topic)(print)
 
-    with pytest.raises(AccessDenied, match=missing):
-        run.run()
+        with pytest.raises(AccessDenied, match=missing):
+            run.run()
 
     assert missing in (run.progress().last_error or "")
     assert run.state is PipelineState.FAILED
-
-
-def test_a_pipeline_whose_permission_is_taken_away_ends_with_the_reason(spark, guarded, tmp_path):
-    run = consume(
-        spark,
-        "billing",
-        name_server=guarded.name_server,
-        credentials=Credentials(access_key=READER, secret_key=SECRET),
-        batch=QUICK,
-        rebalance=SOON,
-    )
-    run.on("orders")(print)
-    with run:
-        idle(run)
-        (tmp_path / "accounts.toml").write_text(ACCOUNTS.replace("orders=SUB", "orders=DENY"))
-
-        until(lambda: run.state is PipelineState.FAILED, "the end")
-
-    assert "no SUB permission on topic 'orders'" in (run.progress().last_error or "")
-
-
-def test_a_pipeline_whose_jobs_always_fail_gives_up_and_leaves_its_group(pipeline, orbit_cluster):
-    orbit_cluster.create_topic("orders", queues=1)
-    send(orbit_cluster, "orders", numbered(5))
-
-    def die(message):
-        os._exit(1)
-
-    run = pipeline(batch=BatchSettings(idle=0.02, first_pause=0.01, failures=2))
-    run.on("orders")(die)
-
-    with pytest.raises(
-        PipelineFailed, match=r"2 failed jobs in a row.*Python worker exited unexpectedly"
-    ):
-        run.run()
-
-    assert run.state is PipelineState.FAILED
-    assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
 
 
 def test_a_pipeline_says_which_module_its_workers_lack(

@@ -1,105 +1,117 @@
-"""What a task of a batch does, and what it does when Spark tries it again; no Spark is needed."""
+"""A batch as a Spark job: what its tasks do, and what a second attempt of a task does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.spark.consuming import batches, worker
+from orbitmq.spark.consuming.batches import READY, run_in_spark
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
-
-pa = pytest.importorskip("pyarrow")
 
 PIECE = Piece(QueueRange(Queue("orders", "broker-a", 0), 10, 30))
 
 
+class Session:
+    """A session that runs the tasks of a job here."""
+
+    def range(self, start: int, end: int, *_: int) -> Session:
+        self._numbers = pa.RecordBatch.from_pydict({"id": pa.array(range(start, end))})
+        return self
+
+    def mapInArrow(self, handle: Any, _schema: str) -> Session:  # noqa: N802  # Spark's name
+        self._handle = handle
+        return self
+
+    def collect(self) -> list[Any]:
+        found = [row for batch in self._handle(iter([self._numbers])) for row in batch.to_pylist()]
+        return [SimpleNamespace(asDict=lambda row=row: self._row(row)) for row in found]
+
+    def _row(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"attempts": dict(row["attempts"]), "beyond": tuple(row["beyond"])}
+
+
 class Idle:
-    """A worker that says that all is done."""
+    """A worker that finishes every piece."""
+
+    def __init__(self) -> None:
+        self.given: list[float] = []
 
     def handle(self, pieces: Any, seconds: float) -> list[PieceReport]:
+        self.given.append(seconds)
         return [PieceReport(place=place, finished=piece.range.end) for place, piece in pieces]
 
 
-def told(
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    attempt: int,
-    is_ordered: bool,
-    worker_for: Callable[[Any], Any] = lambda packed: Idle(),
-) -> dict[str, Any]:
-    """The row of the only piece."""
-    monkeypatch.setattr(batches, "_attempt", lambda: attempt)
-    monkeypatch.setattr(worker, "worker_for", worker_for)
-    packed: Any = None
-    handle = batches._handling(packed, [[(0, PIECE)]], 5.0, is_ordered=is_ordered)
-    numbers = pa.RecordBatch.from_pydict({"id": pa.array([0], pa.int64())})
-    ((row,),) = (batch.to_pylist() for batch in handle(iter([numbers])))
-    return dict(row)
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a job with one piece; returns its report."""
+
+    def run(*, attempt=0, is_ordered=True, worker_for=lambda _: Idle()):
+        context = SimpleNamespace(attemptNumber=lambda: attempt)
+        monkeypatch.setattr(TaskContext, "get", lambda: context)
+        monkeypatch.setattr(worker, "worker_for", worker_for)
+        packed: Any = object()
+        spark: Any = Session()
+        (report,) = run_in_spark(spark, packed, [[(0, PIECE)]], 5.0, is_ordered=is_ordered)
+        return report
+
+    return run
 
 
-def test_in_order_a_task_that_is_tried_again_handles_nothing_and_has_its_queues_wait(monkeypatch):
-    row = told(monkeypatch, attempt=1, is_ordered=True)
-
-    assert (row["place"], row["finished"], row["is_postponed"]) == (0, 10, True)
-    # No less than the first attempt may take to get ready and to begin calls.
-    assert row["pause"] == 5.0 + batches.READY
-    assert "attempt" in row["error"]
-
-
-@pytest.mark.parametrize(("attempt", "is_ordered"), [(0, True), (1, False)])
-def test_other_tasks_handle_their_pieces(monkeypatch, attempt, is_ordered):
-    row = told(monkeypatch, attempt=attempt, is_ordered=is_ordered)
-
-    assert (row["finished"], row["pause"], row["error"]) == (30, None, None)
-    assert (row["task_error"], row["is_postponed"]) == (None, False)
-
-
-def not_there(packed: Any) -> Any:
+def lacks_a_module(packed: Any) -> Any:
     raise ModuleNotFoundError("No module named 'billing'")
 
 
-def test_in_order_what_goes_wrong_in_a_task_is_told_and_not_left_to_spark(monkeypatch):
-    """Which would try the task again, and be content with an attempt that does nothing."""
-    row = told(monkeypatch, attempt=0, is_ordered=True, worker_for=not_there)
+def test_in_order_a_second_attempt_handles_nothing_and_postpones_its_queues(run):
+    report = run(attempt=1)
 
-    assert (row["place"], row["finished"]) == (0, 10)
-    assert row["task_error"].startswith("ModuleNotFoundError: No module named 'billing'")
-    assert "Traceback" in row["task_error"]
+    assert (report.place, report.finished, report.is_postponed) == (0, 10, True)
+    # As long as the first attempt may take to get ready and to begin calls.
+    assert report.pause == 5.0 + READY
+    assert "attempt" in report.error
 
 
-def test_what_goes_wrong_in_other_tasks_is_left_to_spark(monkeypatch):
+@pytest.mark.parametrize(("attempt", "is_ordered"), [(0, True), (1, False)])
+def test_other_tasks_handle_their_pieces(run, attempt, is_ordered):
+    assert run(attempt=attempt, is_ordered=is_ordered) == PieceReport(place=0, finished=30)
+
+
+def test_in_order_an_error_of_a_task_is_reported_and_not_left_to_spark(run):
+    """Spark would try the task again, and accept an attempt that does nothing."""
+    report = run(worker_for=lacks_a_module)
+
+    assert (report.place, report.finished) == (0, 10)
+    assert report.task_error.startswith("ModuleNotFoundError: No module named 'billing'")
+    assert "Traceback" in report.task_error
+
+
+def test_an_error_of_other_tasks_is_left_to_spark(run):
     with pytest.raises(ModuleNotFoundError):
-        told(monkeypatch, attempt=0, is_ordered=False, worker_for=not_there)
+        run(is_ordered=False, worker_for=lacks_a_module)
 
 
 @pytest.mark.parametrize(
-    ("seconds_to_be_ready", "expected"),
-    [(1.0, 5.0), (batches.READY + 2, 3.0), (batches.READY + 5, None)],
+    ("getting_ready", "given"), [(1.0, [5.0]), (READY + 2, [3.0]), (READY + 5, [])]
 )
-def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited_for(
-    monkeypatch, seconds_to_be_ready, expected
+def test_in_order_a_task_that_is_ready_late_begins_no_call_too_late(
+    run, monkeypatch, getting_ready, given
 ):
-    now = 100.0
-    given: list[float] = []
-
-    class Noting(Idle):
-        def handle(self, pieces: Any, seconds: float) -> list[PieceReport]:
-            given.append(seconds)
-            return super().handle(pieces, seconds)
+    now, idle = 100.0, Idle()
 
     def slowly(packed):
         nonlocal now
-        now += seconds_to_be_ready
-        return Noting()
+        now += getting_ready
+        return idle
 
     monkeypatch.setattr(batches, "time", SimpleNamespace(monotonic=lambda: now))
-    row = told(monkeypatch, attempt=0, is_ordered=True, worker_for=slowly)
+    report = run(worker_for=slowly)
 
-    assert given == ([] if expected is None else [expected])
-    assert (row["task_error"] is None) == (expected is not None)
+    assert idle.given == given
+    assert (report.task_error is None) == bool(given)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.client.admin.admin import Admin
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.errors import SettingError
 from orbitmq.spark import judged, process, settle, with_retries
@@ -82,35 +81,6 @@ def test_a_row_without_a_verdict_comes_again(spark, orbit_cluster):
     assert [each.body for each in orbit_cluster.messages("%RETRY%billing")] == [b"3"]
 
 
-def test_a_row_that_has_used_up_its_attempts_is_counted_as_dead(spark, orbit_cluster, tmp_path):
-    orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(6))
-
-    with judged(read(spark, orbit_cluster, "orders"), failing_once("3", tmp_path)) as rows:
-        settled = settle(rows, "billing", name_server=orbit_cluster.name_server, max_retries=0)
-
-    assert settled == Settled(retried=0, dead=1)
-    until(lambda: orbit_cluster.messages("%DLQ%billing"), "it is a dead letter")
-
-
-def test_rows_are_counted_as_dead_by_the_limit_that_the_group_has_at_the_broker(
-    spark, orbit_cluster
-):
-    orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(3))
-    with Admin(name_server=orbit_cluster.name_server) as admin:
-        admin.groups.create("billing", max_retries=0)
-
-    def fail(message):
-        raise ValueError("no")
-
-    with judged(read(spark, orbit_cluster, "orders"), fail) as rows:
-        settled = settle(rows, "billing", name_server=orbit_cluster.name_server)
-
-    assert settled == Settled(retried=0, dead=3)
-    assert len(orbit_cluster.messages("%DLQ%billing")) == 3
-
-
 def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(
     spark, orbit_cluster, tmp_path
 ):
@@ -128,13 +98,11 @@ def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(
     assert written == [0, 1, 2, 4, 5]
 
 
-def test_rows_whose_handler_would_be_called_again_are_refused(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
+def test_rows_whose_handler_would_be_called_again_are_refused(spark, cluster, topic):
     """A cache does not help: what is lost of it is computed again."""
-    frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
+    frame = read(spark, cluster, topic)
     fresh = process(frame, lambda message: None)
-    server = orbit_shared_cluster.name_server
+    server = cluster.name_server
 
     with pytest.raises(RowsRefused, match="with judged"):
         settle(fresh, "billing", name_server=server)
@@ -146,11 +114,9 @@ def test_rows_whose_handler_would_be_called_again_are_refused(
         cached.unpersist()
 
 
-def test_what_cannot_be_kept_is_refused(
-    spark, orbit_shared_cluster, orbit_shared_topic, monkeypatch
-):
-    frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
-    endless = stream(spark, orbit_shared_cluster, orbit_shared_topic)
+def test_what_cannot_be_kept_is_refused(spark, cluster, topic, monkeypatch):
+    frame = read(spark, cluster, topic)
+    endless = stream(spark, cluster, topic)
 
     with pytest.raises(RowsRefused, match="inside of foreachBatch"), judged(endless, print):
         pass

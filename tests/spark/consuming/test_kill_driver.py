@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +11,6 @@ from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until
 from tests.support.sparkkilling import Job
-
-if TYPE_CHECKING:
-    pass
 
 TOPIC = "orders"
 GROUP = "billing"

@@ -8,19 +8,12 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
 
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.spark import BatchSettings, consume
-from orbitmq.spark.consuming.progress import PipelineFailed
+from orbitmq.spark import BatchSettings
 from tests.support.filling import fill, numbered
-from tests.support.sparkconsuming import DEADLINE, QUICK, SOON, Journal, idle, progress_of
+from tests.support.sparkconsuming import DEADLINE, idle, progress_of
 from tests.support.sparking import until
-
-if TYPE_CHECKING:
-    pass
 
 Handler = Callable[[ReceivedMessage], None]
 
@@ -55,20 +48,11 @@ def dying_beside_a_slow_one(folder: Path) -> Handler:
 
 
 def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ended(
-    spark, orbit_cluster, tmp_path
+    pipeline, orbit_cluster, journal, tmp_path
 ):
     orbit_cluster.create_topic("orders", queues=2)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(60, queues=2))
-    journal = Journal(tmp_path / "journal")
-    run = consume(
-        spark,
-        "billing",
-        name_server=orbit_cluster.name_server,
-        ordered=True,
-        consume_from="first",
-        batch=QUICK,
-        rebalance=SOON,
-    )
+    run = pipeline(ordered=True)
     run.on("orders")(journal.writing(dying_beside_a_slow_one(tmp_path)))
 
     with run:
@@ -81,7 +65,7 @@ def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ende
     assert progress_of(orbit_cluster, "billing", "orders") == {0: 30, 1: 30}
 
 
-def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(spark, orbit_cluster, tmp_path):
+def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(pipeline, orbit_cluster, tmp_path):
     """Else its queues would be given to others while it works on them."""
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
@@ -94,15 +78,7 @@ def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(spark, orbit_clust
         os.close(file)
         threading.Event().wait(DEADLINE * 5)
 
-    run = consume(
-        spark,
-        "billing",
-        name_server=orbit_cluster.name_server,
-        ordered=True,
-        consume_from="first",
-        batch=BatchSettings(idle=0.02, stop=0.2),
-        rebalance=SOON,
-    )
+    run = pipeline(ordered=True, batch=BatchSettings(idle=0.02, stop=0.2))
     run.on("orders")(never_ends)
     run.start()
     try:
@@ -112,38 +88,6 @@ def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(spark, orbit_clust
 
     (worker,) = map(int, started.read_text().split())
     assert not is_alive(worker)
-    assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
-
-
-def test_what_goes_wrong_in_tasks_is_told_and_ends_the_pipeline(spark, orbit_cluster):
-    orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
-
-    def not_there():
-        raise ModuleNotFoundError("No module named 'billing'")
-
-    class Unpacked:
-        def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-            return not_there, ()
-
-    part = Unpacked()
-
-    def handle(message):
-        assert part is not None
-
-    run = consume(
-        spark,
-        "billing",
-        name_server=orbit_cluster.name_server,
-        ordered=True,
-        consume_from="first",
-        batch=BatchSettings(idle=0.02, first_pause=0.01, failures=2),
-        rebalance=SOON,
-    )
-    run.on("orders")(handle)
-
-    with pytest.raises(PipelineFailed, match=r"2 failed jobs .* No module named 'billing'"):
-        run.run()
     assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
 
 

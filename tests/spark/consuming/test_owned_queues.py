@@ -1,10 +1,9 @@
-"""Owned queues between rebalancing and batches."""
+"""The driver's queues between rebalancing and batches: plans, results, commits."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,13 @@ from orbitmq.client.consumer.progress import MemoryProgress, end_offset
 from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
-from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock
 from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.remoting.settings import Address
 from orbitmq.spark.consuming.progress import PieceReport
-from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues, Piece
+from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues
 from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from tests.support.consuming import LockStub
 from tests.support.filling import fill, numbered
@@ -29,11 +27,12 @@ from tests.support.store import HandClock
 
 QUEUE = Queue("orders", "broker-a", 0)
 OTHER = Queue("orders", "broker-a", 1)
+AWAY, AWAY_TOO = Queue("orders", "broker-x", 0), Queue("orders", "broker-x", 1)
 
 
 @dataclass
 class Bench:
-    """OwnedQueues with everything around them in the hands of a test."""
+    """A topic with a hundred messages in each of two queues, and a group's progress."""
 
     engine: Engine
     progress: MemoryProgress
@@ -52,15 +51,19 @@ class Bench:
         queues.begin(owned)
         return owned
 
-    async def reset(self, offset: int) -> None:
-        """As an administrator does it."""
-        await asyncio.to_thread(self._reset, offset)
-        self.progress.kept[QUEUE] = offset
+    async def send(self, count: int) -> None:
+        await asyncio.to_thread(fill, self.address, "orders", numbered(count))
 
-    def _reset(self, offset: int) -> None:
-        with Admin(name_server=self.name_server) as admin:
-            admin.groups.create("billing")
-            admin.progress.reset("billing", "orders", ResetTo.by_queue({QUEUE: offset}))
+    async def reset(self, offset: int) -> None:
+        """Reset the group's offset, as an administrator does."""
+
+        def change() -> None:
+            with Admin(name_server=self.name_server) as admin:
+                admin.groups.create("billing")
+                admin.progress.reset("billing", "orders", ResetTo.by_queue({QUEUE: offset}))
+
+        await asyncio.to_thread(change)
+        self.progress.kept[QUEUE] = offset
 
 
 @pytest.fixture
@@ -76,85 +79,88 @@ async def bench():
         await engine.stop()
 
 
-def finished(planned: BatchPlan, upto: int, **more: object) -> list[PieceReport]:
+def finished(upto: int, **more: object) -> list[PieceReport]:
     """A report of the only piece."""
     return [PieceReport(place=0, finished=upto, **more)]  # type: ignore[arg-type]
 
 
-async def test_a_batch_goes_on_where_the_last_one_ended(bench):
+def ranges(planned: BatchPlan) -> list[tuple[int, int]]:
+    return [(each.range.start, each.range.end) for each in planned.pieces]
+
+
+def planned_queues(planned: BatchPlan) -> list[Queue]:
+    return [each.range.queue for each in planned.pieces]
+
+
+@pytest.mark.parametrize(
+    ("report", "following", "committed", "lag"),
+    [
+        ({"upto": 25}, [(25, 100)], 25, 75),
+        ({"upto": 17, "beyond": (18, 30, 35, 40)}, [(17, 18), (30, 35), (40, 100)], 17, 66),
+    ],
+)
+async def test_a_batch_continues_after_what_is_finished(bench, report, following, committed, lag):
     queues = bench.queues()
     bench.own(queues, at=10)
 
     first = await queues.plan(30)
-    await queues.settle(first, finished(first, 25))
+    await queues.settle(first, finished(**report))
     second = await queues.plan(1000)
 
-    assert [(each.range.start, each.range.end) for each in first.pieces] == [(10, 40)]
-    assert [(each.range.start, each.range.end) for each in second.pieces] == [(25, 100)]
-    assert bench.progress.kept == {QUEUE: 25}
-    assert queues.lag == {QUEUE: 75}
+    assert (ranges(first), ranges(second)) == ([(10, 40)], following)
+    assert bench.progress.kept == {QUEUE: committed}
+    assert queues.lag == {QUEUE: lag}
 
 
-async def test_what_was_done_beyond_a_gap_is_not_planned_again(bench):
-    queues = bench.queues()
-    bench.own(queues)
-
-    first = await queues.plan(100)
-    await queues.settle(first, finished(first, 7, beyond=(8, 50, 60, 100)))
-    second = await queues.plan(100)
-
-    assert [(each.range.start, each.range.end) for each in second.pieces] == [(7, 8), (50, 60)]
-    assert bench.progress.kept == {QUEUE: 7}
-    assert queues.lag == {QUEUE: 11}
-
-
-async def test_whoever_takes_a_queue_waits_for_its_batch_and_has_its_progress(bench):
+async def test_a_hand_over_waits_for_the_batch_and_its_commit(bench):
     queues = bench.queues()
     owned = bench.own(queues)
     planned = await queues.plan(100)
 
     assert not await queues.drain(owned, 0.05)
     waiting = asyncio.create_task(queues.drain(owned, 10))
-    await queues.settle(planned, finished(planned, 60))
+    await queues.settle(planned, finished(60))
 
     assert await waiting
     assert bench.progress.kept == {QUEUE: 60}
     assert (await queues.plan(100)).pieces == ()
 
 
-async def test_a_queue_that_is_in_no_batch_is_given_up_at_once(bench):
+async def test_a_queue_that_is_in_no_batch_is_handed_over_immediately(bench):
     queues = bench.queues()
     owned = bench.own(queues)
     bench.own(queues, OTHER)
 
     assert await queues.drain(owned, 0.0)
     queues.end(owned)
-    planned = await queues.plan(100)
 
-    assert [piece.range.queue for piece in planned.pieces] == [OTHER]
+    assert planned_queues(await queues.plan(100)) == [OTHER]
 
 
-async def test_what_a_batch_says_about_a_lost_queue_does_not_count(bench):
+async def test_results_for_a_lost_queue_are_dropped(bench):
     queues = bench.queues()
     owned = bench.own(queues)
     planned = await queues.plan(100)
     queues.end(owned)
     owned.drop()
-    again = bench.own(queues, at=3)
+    bench.own(queues, at=3)
 
-    await queues.settle(planned, finished(planned, 60))
+    await queues.settle(planned, finished(60))
 
     assert bench.progress.kept == {}
-    assert [(piece.range.start) for piece in (await queues.plan(100)).pieces] == [3]
-    assert not again.is_dropped
+    assert ranges(await queues.plan(100)) == [(3, 100)]
 
 
-async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench):
-    queues = bench.queues(ordered=True)
-    bench.own(queues, lock=LockStub())
-    bench.own(queues, OTHER, lock=LockStub())
+# ---- in order
+
+
+async def test_in_order_a_failing_message_pauses_its_queue_alone(bench):
+    clock = HandClock()
+    queues = bench.queues(ordered=True, clock=clock)
+    for queue in (QUEUE, OTHER):
+        bench.own(queues, queue, lock=LockStub())
     first = await queues.plan(20)
-    places = {piece.range.queue: place for place, piece in enumerate(first.pieces)}
+    places = {queue: place for place, queue in enumerate(planned_queues(first))}
 
     await queues.settle(
         first,
@@ -165,26 +171,22 @@ async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench):
     )
     second = await queues.plan(20)
     await queues.settle(second, [])
+    clock.advance(0.2)
     third = await queues.plan(20)
-    async with asyncio.timeout(30):
-        while QUEUE not in {piece.range.queue for piece in third.pieces}:
-            await queues.settle(third, [])
-            await asyncio.sleep(0.02)
-            third = await queues.plan(20)
 
-    assert [piece.range.queue for piece in second.pieces] == [OTHER]
-    attempts = {piece.range.queue: (piece.range.start, piece.attempts) for piece in third.pieces}
-    assert attempts[QUEUE] == (4, {4: 2, 5: 1})
+    assert planned_queues(second) == [OTHER]
+    (piece,) = [each for each in third.pieces if each.range.queue == QUEUE]
+    assert (piece.range.start, piece.attempts) == (4, {4: 2, 5: 1})
 
 
 @pytest.mark.parametrize("is_in_batch", [False, True])
-async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(bench, is_in_batch):
-    """It may only be out of reach, and has the order lock as we have."""
+async def test_in_order_a_hand_over_waits_for_a_lost_task(bench, is_in_batch):
+    """It may only be out of reach, and works under the same order lock."""
     queues = bench.queues(ordered=True)
     owned = bench.own(queues, lock=LockStub())
     planned = await queues.plan(50)
     waiting = [asyncio.create_task(queues.drain(owned, 0.05))] if is_in_batch else []
-    await queues.settle(planned, finished(planned, 0, pause=0.3, is_postponed=True))
+    await queues.settle(planned, finished(0, pause=0.3, is_postponed=True))
     ends = queues.state(QUEUE).not_before
 
     if not is_in_batch:
@@ -195,41 +197,27 @@ async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(ben
     assert bench.engine.clock.monotonic() >= ends
 
 
-async def test_in_order_nobody_waits_for_a_queue_whose_message_is_to_be_tried_later(bench):
+async def test_in_order_a_hand_over_does_not_wait_for_a_delayed_message(bench):
     queues = bench.queues(ordered=True)
     owned = bench.own(queues, lock=LockStub())
     planned = await queues.plan(50)
 
-    await queues.settle(planned, finished(planned, 0, pause=3600.0))
+    await queues.settle(planned, finished(0, pause=3600.0))
 
     assert await queues.drain(owned, 0.0)
 
 
-async def test_in_order_the_attempts_of_messages_that_a_task_did_not_come_to_stay(bench):
+async def test_in_order_attempts_of_messages_that_a_task_did_not_reach_are_kept(bench):
     queues = bench.queues(ordered=True)
     bench.own(queues, lock=LockStub())
-    first = await queues.plan(20)
-    await queues.settle(first, finished(first, 4, attempts={4: 2, 5: 2, 6: 2}))
+    await queues.settle(await queues.plan(20), finished(4, attempts={4: 2, 5: 2, 6: 2}))
 
     small = await queues.plan(2)
-    await queues.settle(small, finished(small, 5, attempts={5: 3}))
+    await queues.settle(small, finished(5, attempts={5: 3}))
     following = await queues.plan(20)
 
     assert [piece.attempts for piece in small.pieces] == [{4: 2, 5: 2}]
     assert [piece.attempts for piece in following.pieces] == [{5: 3, 6: 2}]
-
-
-async def test_attempts_are_not_those_of_other_messages_at_the_same_offsets(bench):
-    """The broker lost the end of its log, and the offsets are used again."""
-    queues = bench.queues(ordered=True)
-    bench.own(queues, at=500, lock=LockStub())
-    queues.state(QUEUE).merge_attempts({500: 2, 501: 2})
-
-    await queues.plan(20)
-    await asyncio.to_thread(fill, bench.address, "orders", numbered(500))
-    following = await queues.plan(1000)
-
-    assert [(piece.range.start, piece.attempts) for piece in following.pieces] == [(100, {})]
 
 
 async def test_in_order_a_queue_without_its_lock_is_not_planned(bench):
@@ -239,172 +227,76 @@ async def test_in_order_a_queue_without_its_lock_is_not_planned(bench):
     assert (await queues.plan(100)).pieces == ()
 
 
-async def test_progress_beyond_the_end_is_set_back_to_it(bench):
-    """The broker lost the end of its log: what comes next has offsets that were used before."""
-    queues = bench.queues()
-    bench.own(queues, at=500)
+async def test_an_offset_beyond_the_end_is_set_back_without_its_attempts(bench):
+    """The broker lost the end of its log, and uses the offsets for other messages."""
+    queues = bench.queues(ordered=True)
+    bench.own(queues, at=500, lock=LockStub())
+    queues.state(QUEUE).merge_attempts({500: 2, 501: 2})
 
-    planned = await queues.plan(100)
-    await asyncio.to_thread(fill, bench.address, "orders", numbered(5))
-    following = await queues.plan(100)
+    planned = await queues.plan(20)
+    committed = bench.progress.read(QUEUE)
+    await bench.send(500)
+    following = await queues.plan(1000)
 
-    assert planned.pieces == ()
-    assert [(each.range.start, each.range.end) for each in following.pieces] == [(100, 105)]
-    assert bench.progress.read(QUEUE) == 100
+    assert (planned.pieces, committed) == ((), 100)
+    assert ranges(following) == [(100, 600)]
+    assert [piece.attempts for piece in following.pieces] == [{}]
 
 
-async def test_a_queue_whose_broker_is_away_is_left_out(bench):
-    queues = bench.queues()
-    away = Queue("orders", "broker-x", 0)
-    bench.own(queues, away)
-    bench.own(queues)
-    # As was heard before it went away.
-    queues.state(away).end = 100
-
-    planned = await queues.plan(100)
-
-    assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
-    assert list(planned.errors) == [away]
+# ---- resets
 
 
 @pytest.mark.parametrize("offset", [3, 90])
-async def test_after_a_reset_that_a_task_was_told_of_its_batch_counts_no_more(bench, offset):
+async def test_a_batch_whose_task_saw_a_reset_counts_no_more(bench, offset):
     queues = bench.queues()
     bench.own(queues, at=10)
     planned = await queues.plan(50)
 
-    await queues.settle(planned, finished(planned, 60, reset_to=offset))
+    missing = await queues.settle(planned, finished(60, missing=7, reset_to=offset))
 
-    following = await queues.plan(1000)
-    assert [(each.range.start, each.range.end) for each in following.pieces] == [(offset, 100)]
+    assert ranges(await queues.plan(1000)) == [(offset, 100)]
     assert bench.progress.kept == {QUEUE: offset}
-
-
-async def test_a_reset_to_where_the_batch_began_has_all_of_it_come_again(bench):
-    """Some of its tasks had done their part before, as had the batch before it."""
-    queues = bench.queues()
-    bench.own(queues, at=10)
-    first = await queues.plan(50)
-    await queues.settle(first, finished(first, 10, beyond=(50, 60)))
-    planned = await queues.plan(50)
-    planned.pieces = tuple(Piece(QueueRange(QUEUE, at, at + 20)) for at in (10, 30))
-
-    await bench.reset(10)
-    reports = [PieceReport(place=0, finished=30), PieceReport(place=1, finished=30, reset_to=10)]
-    await queues.settle(planned, reports)
-    following = await queues.plan(100)
-
-    assert [(each.range.start, each.range.end) for each in following.pieces] == [(10, 100)]
-    assert bench.progress.kept == {QUEUE: 10}
-    assert await pending_reset(bench.engine, "billing", QUEUE, 10, keep=True) is None
+    assert missing == 0
 
 
 @pytest.mark.parametrize("offset", [0, 40, 90])
-async def test_a_queue_that_nobody_pulls_goes_on_where_its_group_was_reset_to(
-    bench, monkeypatch, offset
-):
-    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
+async def test_a_reset_of_a_queue_that_no_task_pulls_is_followed(bench, monkeypatch, offset):
+    monkeypatch.setattr("orbitmq.spark.consuming.queues.COMPARE_EVERY", 0.0)
     queues = bench.queues()
     bench.own(queues)
-    first = await queues.plan(60)
-    await queues.settle(first, finished(first, 60))
+    await queues.settle(await queues.plan(60), finished(60))
 
     await bench.reset(offset)
     second = await queues.plan(100)
-    await queues.settle(second, finished(second, 100))
+    await queues.settle(second, finished(100))
     following = await queues.plan(100)
 
-    assert [(each.range.start, each.range.end) for each in second.pieces] == [(offset, 100)]
+    assert ranges(second) == [(offset, 100)]
     assert following.pieces == ()
-    # What was reported before the reset would count as known.
     assert bench.progress.kept == {QUEUE: 100}
+    # The broker may forget it.
+    assert await pending_reset(bench.engine, "billing", QUEUE, 100, keep=True) is None
 
 
-async def test_a_reset_whose_last_answer_is_lost_is_followed(bench, monkeypatch):
-    """The broker has forgotten it by then."""
-    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
-    queues = bench.queues()
-    bench.own(queues)
-    first = await queues.plan(60)
-    await queues.settle(first, finished(first, 60))
-
-    async def cut_off(*question, keep=False):
-        answer = await pending_reset(*question, keep=keep)
-        if not keep:
-            raise OrbitError("the connection was lost")
-        return answer
-
-    monkeypatch.setattr("orbitmq.spark.consuming.queues.pending_reset", cut_off)
-    await bench.reset(40)
-    second = await queues.plan(10)
-
-    assert [each.range.start for each in second.pieces] == [40]
-    assert await pending_reset(bench.engine, "billing", QUEUE, 40, keep=True) is None
-
-
-async def test_of_two_resets_the_last_is_followed(bench):
-    queues = bench.queues()
-    bench.own(queues, at=10)
-    planned = await queues.plan(50)
-
-    await bench.reset(30)
-    await queues.settle(planned, finished(planned, 60, reset_to=90))
-
-    assert [each.range.start for each in (await queues.plan(10)).pieces] == [30]
-    assert bench.progress.kept == {QUEUE: 30}
-
-
-async def test_a_reset_of_a_queue_that_was_lost_is_left_to_its_next_owner(bench):
+async def test_a_reset_of_a_lost_queue_is_left_to_its_next_owner(bench):
     queues = bench.queues()
     owned = bench.own(queues, at=10)
     planned = await queues.plan(50)
 
     await bench.reset(30)
     owned.drop()
-    await queues.settle(planned, finished(planned, 60, reset_to=30))
+    missing = await queues.settle(planned, finished(60, missing=7, reset_to=30))
 
     assert await pending_reset(bench.engine, "billing", QUEUE, 60, keep=True) == 30
+    assert missing == 0  # they are skipped again there
 
 
-async def test_a_reset_of_before_the_start_is_not_left_for_tasks_to_hear(bench):
-    queues = bench.queues()
-    await bench.reset(30)
-    bench.own(queues, at=30)
-
-    planned = await queues.plan(50)
-
-    assert [each.range.start for each in planned.pieces] == [30]
-    assert await pending_reset(bench.engine, "billing", QUEUE, 30, keep=True) is None
+# ---- brokers and tasks that fail
 
 
-@pytest.mark.parametrize("reported", [40, 90])
-async def test_a_report_of_somebody_moves_nobody_and_is_contested(
-    bench, monkeypatch, caplog, reported
-):
-    """Nor does what is left of progress when a broker has lost the last reports."""
-    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
-    queues = bench.queues()
-    bench.own(queues)
-    first = await queues.plan(60)
-    await queues.settle(first, finished(first, 60))
-    assert (await queues.plan(100)).pieces[0].range.start == 60
-
-    for _ in range(2):
-        bench.progress.kept[QUEUE] = reported
-        # It may be of whoever has the queue next, and is left alone at first.
-        once = await queues.plan(100)
-        was_left = bench.progress.kept[QUEUE]
-        twice = await queues.plan(100)
-        assert [each.range.start for each in (*once.pieces, *twice.pieces)] == [60, 60]
-        assert (was_left, bench.progress.kept[QUEUE]) == (reported, 60)
-        await queues.plan(100)
-
-    assert len([each for each in caplog.records if "another client commits" in each.message]) == 1
-
-
-async def test_a_broker_that_is_away_is_left_alone_for_a_while(bench, monkeypatch):
-    """One that hangs would keep the others waiting at every batch."""
-    monkeypatch.setattr("orbitmq.spark.consuming.queues._SILENCE", 3600.0, raising=False)
+async def test_a_broker_that_does_not_answer_is_not_asked_for_a_while(bench, monkeypatch):
+    """One that hangs would delay the others at every batch."""
+    monkeypatch.setattr("orbitmq.spark.consuming.queues.SILENCE", 3600.0)
     asked: list[Queue] = []
 
     async def end(engine, queue):
@@ -415,27 +307,25 @@ async def test_a_broker_that_is_away_is_left_alone_for_a_while(bench, monkeypatc
 
     monkeypatch.setattr("orbitmq.spark.consuming.queues.end_offset", end)
     queues = bench.queues()
-    away, late = (Queue("orders", "broker-x", number) for number in range(2))
-    bench.own(queues, away)
+    bench.own(queues, AWAY)
     bench.own(queues)
+    # Known from before.
+    queues.state(AWAY).end = 100
 
     for _ in range(3):
         planned = await queues.plan(10)
-        assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
-        # So nobody takes the group to be idle.
-        assert list(planned.errors) == [away]
+        assert planned_queues(planned) == [QUEUE]
+        # So the group does not look idle.
+        assert list(planned.errors) == [AWAY]
         await queues.settle(planned, [])
-    bench.own(queues, late)
-    planned = await queues.plan(10)
+    bench.own(queues, AWAY_TOO)
 
-    assert sorted(planned.errors) == [away, late]
-    assert asked == [away, QUEUE, QUEUE, QUEUE, QUEUE]
+    assert sorted((await queues.plan(10)).errors) == [AWAY, AWAY_TOO]
+    assert asked == [AWAY, QUEUE, QUEUE, QUEUE, QUEUE]
 
 
-async def test_a_broker_that_refuses_something_of_one_queue_is_asked_for_the_others(
-    bench, monkeypatch
-):
-    monkeypatch.setattr("orbitmq.spark.consuming.queues._SILENCE", 3600.0, raising=False)
+async def test_a_broker_that_refuses_one_queue_is_asked_for_the_others(bench, monkeypatch):
+    monkeypatch.setattr("orbitmq.spark.consuming.queues.SILENCE", 3600.0)
 
     async def end(engine, queue):
         if queue == OTHER:
@@ -451,23 +341,24 @@ async def test_a_broker_that_refuses_something_of_one_queue_is_asked_for_the_oth
         planned = await queues.plan(10)
         await queues.settle(planned, [])
 
-    assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
+    assert planned_queues(planned) == [QUEUE]
     assert list(planned.errors) == [OTHER]
 
 
-async def test_what_is_known_to_be_there_is_planned_while_a_replica_may_have_it(bench):
+async def test_known_messages_of_a_broker_that_is_away_are_planned_if_it_has_a_replica(
+    bench, monkeypatch
+):
     queues = bench.queues()
-    away = Queue("orders", "broker-x", 0)
-    bench.own(queues, away, at=10)
-    queues.state(away).end = 30
-    routes: Any = bench.engine.routes
-    # The master is gone.
-    routes._brokers = {**routes._brokers, "broker-x": {1: Address("127.0.0.1", 1)}}
+    bench.own(queues, AWAY, at=10)
+    queues.state(AWAY).end = 30
+    routes = bench.engine.routes
+    brokers = {**routes.brokers, "broker-x": {1: Address("127.0.0.1", 1)}}  # without a master
+    monkeypatch.setattr(type(routes), "brokers", property(lambda _: brokers))
 
     planned = await queues.plan(100)
 
-    assert [(each.range.start, each.range.end) for each in planned.pieces] == [(10, 30)]
-    assert list(planned.errors) == [away]
+    assert ranges(planned) == [(10, 30)]
+    assert list(planned.errors) == [AWAY]
 
 
 async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do_not(bench):
@@ -475,49 +366,27 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
     queues = bench.queues(ordered=True, clock=clock)
     for queue in (QUEUE, OTHER):
         bench.own(queues, queue, lock=LockStub())
-    waited, at = [], 0.0
 
-    for _ in range(3):
+    async def batch(**failure: str) -> None:
         planned = await queues.plan(10)
-        await queues.settle(
-            planned,
-            [
-                PieceReport(place=place, finished=piece.range.start, task_error="no such module")
-                if piece.range.queue == QUEUE
-                else PieceReport(place=place, finished=piece.range.end)
-                for place, piece in enumerate(planned.pieces)
-            ],
-        )
-        at = clock.monotonic()
-        while QUEUE not in {piece.range.queue for piece in (await queues.plan(10)).pieces}:
+        reports = []
+        for place, piece in enumerate(planned.pieces):
+            if failure and piece.range.queue == QUEUE:
+                reports.append(PieceReport(place=place, finished=piece.range.start, **failure))
+            else:
+                reports.append(PieceReport(place=place, finished=piece.range.end))
+        await queues.settle(planned, reports)
+
+    waited = []
+    for _ in range(3):
+        await batch(task_error="no such module")
+        began = clock.monotonic()
+        while QUEUE not in planned_queues(await queues.plan(10)):
             clock.advance(0.25)
-        waited.append(clock.monotonic() - at)
+        waited.append(clock.monotonic() - began)
     failed = queues.failed_in_a_row
-    planned = await queues.plan(10)
-    await queues.settle(
-        planned,
-        [
-            PieceReport(place=place, finished=piece.range.end)
-            for place, piece in enumerate(planned.pieces)
-        ],
-    )
+    await batch()
 
     assert waited == [0.5, 1.0, 2.0]
     assert (failed, queues.failed_in_a_row) == (3, 0)
     assert bench.progress.kept[OTHER] > 15
-
-
-async def test_what_was_passed_over_counts_only_where_the_batch_does(bench):
-    """Else it is passed over again, here or by the next owner, and counted then."""
-    queues = bench.queues()
-    owned = bench.own(queues, at=10)
-    counted = []
-
-    for report in ({"reset_to": 30}, {}):
-        planned = await queues.plan(20)
-        counted.append(await queues.settle(planned, finished(planned, 40, missing=7, **report)))
-    planned = await queues.plan(20)
-    owned.drop()
-    counted.append(await queues.settle(planned, finished(planned, 60, missing=7)))
-
-    assert counted == [0, 7, 0]

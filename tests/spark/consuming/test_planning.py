@@ -60,12 +60,6 @@ def test_few_messages_are_one_task():
     assert len(dealt) == 1
 
 
-def test_in_order_the_attempts_of_a_message_travel_with_its_piece():
-    piece = Piece(QueueRange(Queue("orders", "broker-a", 0), 5, 900), {5: 3, 6: 1})
-
-    assert assign_to_tasks([piece], 4, may_cut=False) == [(piece,)]
-
-
 @given(backlog=backlogs, limit=st.integers(1, 2000))
 def test_shares_stay_within_the_limit_and_leave_no_queue_out(backlog, limit):
     shares = fair_shares(backlog, limit)
@@ -96,11 +90,3 @@ def test_a_batch_that_was_smaller_than_allowed_says_nothing_about_larger_ones():
     pace.learn(10, 10)
 
     assert pace.size == 150
-
-
-def test_cut_pieces_know_where_the_group_stands():
-    whole = Piece(QueueRange(Queue("orders", "broker-a", 0), 50, 900), committed=7)
-
-    dealt = assign_to_tasks([whole], 4, may_cut=True)
-
-    assert [piece.committed for some in dealt for piece in some] == [7] * 4

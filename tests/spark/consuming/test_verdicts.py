@@ -8,22 +8,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.idempotence import Idempotence, SeenInSqlite
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.middleware import Delivery
-from orbitmq.client.ranges.connections import QueueRange, RangeAccess
-from orbitmq.client.ranges.read import Chunk
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
-from orbitmq.message.record import BATCH_MASK
-from orbitmq.message.stored import StoredMessage, encode_batch
 from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
 from orbitmq.spark.consuming.progress import ReturnFailed, RowsRefused
-from orbitmq.spark.consuming.returns import Settled, _stored, neighbours
+from orbitmq.spark.consuming.returns import Settled, neighbours
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, numbered
 from tests.support.sparking import DEADLINE, read, stream, until
@@ -55,10 +50,10 @@ def bodies(frame: DataFrame) -> list[int]:
     return sorted(int(bytes(row.body)) for row in frame.select("body").collect())
 
 
-def test_every_row_gets_a_verdict(spark, orbit_shared_cluster, orbit_shared_topic):
-    filled(orbit_shared_cluster, orbit_shared_topic)
+def test_every_row_gets_a_verdict(spark, cluster, topic):
+    filled(cluster, topic)
 
-    found = process(read(spark, orbit_shared_cluster, orbit_shared_topic), judging(), workers=4)
+    found = process(read(spark, cluster, topic), judging(), workers=4)
 
     rows = {int(bytes(row.body)): row for row in found.collect()}
     assert len(rows) == 40
@@ -74,11 +69,9 @@ def test_every_row_gets_a_verdict(spark, orbit_shared_cluster, orbit_shared_topi
     assert found.columns[-4:] == ["outcome", "error", "retryAfter", "isHeld"]
 
 
-def test_handlers_of_batches_and_coroutines_judge_rows_too(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    filled(orbit_shared_cluster, orbit_shared_topic)
-    frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
+def test_handlers_of_batches_and_coroutines_judge_rows_too(spark, cluster, topic):
+    filled(cluster, topic)
+    frame = read(spark, cluster, topic)
 
     def first_two(messages):
         assert len({message.queue for message in messages}) == 1
@@ -156,29 +149,6 @@ def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(spark, orbit
     assert again[15].reason == "closed"
 
 
-def test_a_row_that_middleware_puts_off_is_not_given_up_with_its_batch(
-    spark, orbit_shared_cluster, orbit_shared_topic
-):
-    class PuttingOffTheFirst:
-        def before(self, delivery: Delivery) -> None:
-            delivery.put_off(delivery.messages[0], Retry("later", delay=60))
-
-    def give_up(messages):
-        raise DeadLetter("no such customer")
-
-    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(2, queues=1))
-    found = process(
-        read(spark, orbit_shared_cluster, orbit_shared_topic),
-        give_up,
-        batch=True,
-        batch_size=2,
-        middleware=[PuttingOffTheFirst()],
-    )
-
-    rows = {int(bytes(row.body)): (row.outcome, row.retryAfter) for row in found.collect()}
-    assert rows == {0: ("retry", 60.0), 1: ("dead", None)}
-
-
 def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(
     spark, orbit_cluster, tmp_path
 ):
@@ -221,8 +191,8 @@ def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(
     assert (again.body, again.unique_id, again.reconsume_times) == (b"2", "id-2", 0)
 
 
-def test_a_group_without_failures_has_an_empty_table_of_them(spark, orbit_shared_cluster):
-    found = dead_letters(spark, "nobody", name_server=orbit_shared_cluster.name_server)
+def test_a_group_without_failures_has_an_empty_table_of_them(spark, cluster):
+    found = dead_letters(spark, "nobody", name_server=cluster.name_server)
 
     assert found.count() == 0
     assert found.columns[:5] == ["topic", "msgId", "originMsgId", "attempts", "reason"]
@@ -277,8 +247,8 @@ def test_rows_that_nobody_takes_back_are_an_error(spark, orbit_cluster):
             settle(rows, "billing", name_server=server)
 
 
-def test_what_cannot_work_is_said_on_the_driver(spark, orbit_shared_cluster, orbit_shared_topic):
-    frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
+def test_what_cannot_work_is_said_on_the_driver(spark, cluster, topic):
+    frame = read(spark, cluster, topic)
 
     with pytest.raises(RowsRefused, match="has no column body"):
         process(frame.drop("body"), judging())
@@ -287,35 +257,11 @@ def test_what_cannot_work_is_said_on_the_driver(spark, orbit_shared_cluster, orb
     with pytest.raises(RowsRefused, match="error, which are there already"):
         process(frame.withColumnRenamed("tags", "error"), judging())
     with pytest.raises(RowsRefused, match="no column outcome"):
-        settle(frame, "billing", name_server=orbit_shared_cluster.name_server)
+        settle(frame, "billing", name_server=cluster.name_server)
     with pytest.raises(SettingError, match="workers must be 1 or more"):
         process(frame, judging(), workers=0)
     with pytest.raises(SettingError, match="takes no argument"):
         process(frame, lambda: None)  # type: ignore[arg-type,misc]
-
-
-def test_a_failed_row_out_of_a_batch_goes_back_without_the_rest_of_it(monkeypatch):
-    """Brokers of version 5 may keep several messages in one record, at the place of the first."""
-    queue = Queue("orders", "broker-a", 0)
-    together = encode_batch([(str(place).encode(), 0, b"") for place in range(3)])
-    record = StoredMessage.build(
-        topic="orders", stored_body=together, queue_offset=10, sys_flag=BATCH_MASK
-    ).encode()
-    rows = pa.RecordBatch.from_pylist(
-        [
-            {"topic": "orders", "brokerName": "broker-a", "queueId": 0, "queueOffset": n}
-            | {"body": b"row"}
-            for n in (10, 12)
-        ]
-    )
-    monkeypatch.setattr(
-        "orbitmq.spark.consuming.returns.read_ranges",
-        lambda *_, **__: [Chunk(queue, 10, 13, [record])],
-    )
-
-    found = _stored(RangeAccess(name_servers=("localhost:9876",)), "billing", rows)
-
-    assert [(each.queue_offset, each.body) for each in found] == [(10, b"0"), (12, b"2")]
 
 
 def test_neighbouring_rows_are_looked_up_together():

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.locks import QueueLocks
-from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.engine import Engine
@@ -26,16 +23,9 @@ from orbitmq.message.record import BATCH_MASK, RecordInvalid
 from orbitmq.message.stored import StoredMessage, encode_batch
 from orbitmq.spark.consuming.pipeline import Definition, Handled
 from orbitmq.spark.consuming.queues import Piece
-from orbitmq.spark.consuming.worker import (
-    TaskRun,
-    Worker,
-    WorkItem,
-    broker_patience,
-    by_topic_and_broker,
-)
+from orbitmq.spark.consuming.worker import Worker, WorkItem, broker_patience, by_topic_and_broker
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
-from tests.support.sparking import until
 
 QUEUE = Queue("orders", "broker-a", 0)
 OTHER = Queue("orders", "broker-a", 1)
@@ -50,48 +40,28 @@ def worker(orbit_cluster):
     orbit_cluster.create_topic("orders", queues=2)
     made: list[Worker] = []
 
-    def make(handler, *, ordered=False, batch=None, middleware=(), **consume):
-        found = Worker(
-            definition(
-                orbit_cluster,
-                handler,
-                ordered=ordered,
-                batch=batch,
-                middleware=middleware,
-                **consume,
-            )
+    def make(handler, *, ordered=False, batch=None, middleware=(), cluster=None, **consume):
+        server = (cluster or orbit_cluster).name_server
+        definition = Definition(
+            group="billing",
+            wire_group="billing",
+            namespace=None,
+            access=RangeAccess(name_servers=(server,), timeout=20.0),
+            handled=(Handled("orders", handler, {"batch": batch}),),
+            middleware=middleware,
+            consume=ConsumeSettings(send_back_timeout=1.0, **consume),
+            ordered=ordered,
+            client_id=DRIVER,
+            bytes_in_task=1 << 20,
+            patience=2.0,
         )
-        found.start()
-        made.append(found)
-        return found
+        made.append(Worker(definition))
+        made[-1].start()
+        return made[-1]
 
     yield make
     for each in made:
         each.stop()
-
-
-def definition(
-    cluster: EmbeddedCluster,
-    handler: Callable[..., Any],
-    *,
-    ordered: bool = False,
-    batch: bool | None = None,
-    middleware: tuple[object, ...] = (),
-    **consume: Any,
-) -> Definition:
-    return Definition(
-        group="billing",
-        wire_group="billing",
-        namespace=None,
-        access=RangeAccess(name_servers=(cluster.name_server,), timeout=20.0),
-        handled=(Handled("orders", handler, {"batch": batch}),),
-        middleware=middleware,
-        consume=ConsumeSettings(send_back_timeout=1.0, **consume),
-        ordered=ordered,
-        client_id=DRIVER,
-        bytes_in_task=1 << 20,
-        patience=2.0,
-    )
 
 
 def piece(
@@ -109,21 +79,24 @@ def sent(cluster: EmbeddedCluster, count: int) -> None:
     fill(cluster.broker_addresses[0], "orders", numbered(count))
 
 
-def test_only_the_messages_of_the_piece_are_handled(worker, orbit_cluster):
+def test_only_the_messages_of_the_pieces_are_handled(worker, orbit_cluster):
     sent(orbit_cluster, 100)
     seen: list[int] = []
     busy = worker(lambda message: seen.append(message.queue_offset))
 
-    first, second = busy.handle([(1, piece(60, 70)), (0, piece(5, 25))], 10)
-    again = busy.handle([(0, piece(25, 30))], 10)
+    reports = busy.handle([(1, piece(60, 70)), (0, piece(5, 25))], 10)
+    (again,) = busy.handle([(0, piece(25, 30))], 10)
 
     assert sorted(seen) == [*range(5, 30), *range(60, 70)]
-    assert {first.place: first.finished, second.place: second.finished} == {0: 25, 1: 70}
-    assert (first.done, second.done) == (20, 10)
-    assert [(report.finished, report.done, report.error) for report in again] == [(30, 5, None)]
+    found = {each.place: (each.finished, each.done, each.error) for each in reports}
+    assert found == {0: (25, 20, None), 1: (70, 10, None)}
+    assert (again.finished, again.done, again.error) == (30, 5, None)
 
 
-def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(worker, orbit_cluster):
+@pytest.mark.parametrize("ordered", [True, False])
+def test_after_the_time_limit_no_call_begins_and_running_ones_are_waited_for(
+    worker, orbit_cluster, ordered
+):
     sent(orbit_cluster, 500)
     seen: list[int] = []
 
@@ -131,46 +104,13 @@ def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(worker, or
         threading.Event().wait(0.02)
         seen.append(message.queue_offset)
 
-    # All of them would take two and a half seconds.
-    (report,) = worker(slow, workers=4).handle([(0, piece(0, 500))], 1.5)
+    # All of them would take more than two seconds.
+    (report,) = worker(slow, workers=4, ordered=ordered).handle([(0, piece(0, 500))], 1.5)
 
     assert 0 < report.finished < 500
-    # No gap: what comes again are messages that no handler has seen.
+    # Without a gap: only messages that no handler has seen come again.
     assert sorted(seen) == list(range(report.finished))
     assert (report.done, report.beyond, report.error) == (report.finished, (), None)
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_what_was_read_when_time_is_up_is_begun_only_without_order(
-    worker, orbit_cluster, monkeypatch, ordered
-):
-    sent(orbit_cluster, 10)
-    seen: list[int] = []
-    busy = worker(lambda message: seen.append(message.queue_offset), ordered=ordered)
-    sound = busy._feed
-
-    def feed(task, *more):
-        sound(task, *more)
-        until(lambda: task.is_over, "time is up")
-
-    # In order another attempt at the task may be at work. Otherwise a queue that is stuck would
-    # keep its neighbours from being handled, batch after batch.
-    count = 0 if ordered else 10
-    finish = TaskRun.finish
-
-    async def finish_when_begun(handling):
-        # What is not begun by then is left out, so how many are depends on the moment.
-        async with asyncio.timeout(30):
-            while len(seen) < count:  # noqa: ASYNC110  # threads do it
-                await asyncio.sleep(0.01)
-        return await finish(handling)
-
-    monkeypatch.setattr(busy, "_feed", feed)
-    monkeypatch.setattr(TaskRun, "finish", finish_when_begun)
-    (report,) = busy.handle([(0, piece(0, 10))], 1.5)
-
-    assert (sorted(seen), report.finished, report.done) == (list(range(count)), count, count)
-    assert report.beyond == ()
 
 
 @pytest.mark.parametrize(
@@ -212,17 +152,17 @@ def test_handlers_have_ended_when_a_task_fails(worker, orbit_cluster, monkeypatc
         threading.Event().wait(0.5)
         ended.set()
 
-    busy = worker(slow, ordered=True)
-    sound = busy._read
-
-    def read(*items):
-        sound(*items)
+    def failing_later(links, ranges, **more):
+        if ranges[0].queue.topic == "orders":
+            return read_ranges(links, ranges, **more)
         assert began.wait(30)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(busy, "_read", read)
+    monkeypatch.setattr("orbitmq.spark.consuming.worker.read_ranges", failing_later)
+    last = Piece(QueueRange(Queue("%RETRY%billing", "broker-a", 0), 0, 1), is_doubtful=True)
+    busy = worker(slow, ordered=True)
     with pytest.raises(ZeroDivisionError):
-        busy.handle([(0, piece(0, 10))], 20)
+        busy.handle([(0, piece(0, 10)), (1, last)], 20)
     was_ended = ended.is_set()
     ended.clear()
 
@@ -296,62 +236,38 @@ def test_in_order_every_message_of_a_failing_batch_keeps_its_attempts(worker, or
     assert len(orbit_cluster.messages("%DLQ%billing")) == 3
 
 
-def test_a_record_with_several_messages_is_given_out_once_though_two_pulls_bring_it(worker):
+def test_a_record_with_several_messages_is_handled_once_though_two_pulls_bring_it(
+    worker, monkeypatch
+):
     batch = encode_batch([(str(place).encode(), 0, b"") for place in range(4)])
     record = StoredMessage.build(
         topic="orders", stored_body=batch, queue_offset=10, sys_flag=BATCH_MASK
     ).encode()
-    busy = worker(lambda message: None)
+    chunks = [Chunk(QUEUE, start, end, [record]) for start, end in ((11, 12), (12, 14))]
+    monkeypatch.setattr("orbitmq.spark.consuming.worker.read_ranges", lambda *_, **__: chunks)
+    seen: list[tuple[int, bytes]] = []
 
-    found = [
-        (each.queue_offset, each.body)
-        for start, end in ((11, 12), (12, 14))
-        for each in busy._messages(Chunk(QUEUE, start, end, [record]), Subscription("orders"))
-    ]
+    busy = worker(lambda message: seen.append((message.queue_offset, message.body)))
+    busy.handle([(0, piece(11, 14))], 10)
 
-    assert found == [(11, b"1"), (12, b"2"), (13, b"3")]
-
-
-def test_what_is_dead_is_counted_by_the_limit_of_the_group(worker, orbit_cluster):
-    sent(orbit_cluster, 3)
-    with Admin(name_server=orbit_cluster.name_server) as admin:
-        admin.groups.create("billing", max_retries=0)
-
-    def fail(message):
-        raise ValueError("no")
-
-    (report,) = worker(fail).handle([(0, piece(0, 3))], 10)
-
-    assert (report.dead, report.retried, report.failed) == (3, 0, 3)
-    assert len(orbit_cluster.messages("%DLQ%billing")) == 3
+    assert sorted(seen) == [(11, b"1"), (12, b"2"), (13, b"3")]
 
 
-def test_failures_are_told_by_the_attempts_before(worker, orbit_cluster):
+@pytest.mark.parametrize(("ordered", "expected"), [(False, (16, 3, 1, 4)), (True, (19, 0, 1, 1))])
+def test_outcomes_are_counted_as_done_retried_dead_and_failed(
+    worker, orbit_cluster, ordered, expected
+):
     sent(orbit_cluster, 20)
 
     def fail(message):
-        if message.queue_offset < 3:
+        if message.queue_offset < 3 and not ordered:
             raise ValueError("not yet")
         if message.queue_offset == 3:
             raise DeadLetter("never")
 
-    (report,) = worker(fail, workers=2).handle([(0, piece(0, 20))], 10)
+    (report,) = worker(fail, workers=2, ordered=ordered).handle([(0, piece(0, 20))], 10)
 
-    assert (report.done, report.retried, report.dead) == (16, 3, 1)
-    assert report.failed == 4
-
-
-def test_in_order_a_message_that_is_given_up_has_failed_once(worker, orbit_cluster):
-    sent(orbit_cluster, 3)
-
-    def fail(message):
-        if message.queue_offset == 0:
-            raise DeadLetter("never")
-
-    busy = worker(fail, ordered=True)
-    (report,) = busy.handle([(0, piece(0, 3))], 10)
-
-    assert (report.done, report.dead, report.failed) == (2, 1, 1)
+    assert (report.done, report.retried, report.dead, report.failed) == expected
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -399,58 +315,41 @@ def test_in_order_nothing_is_done_without_the_lock(worker, orbit_cluster):
     assert "lock" in report.error
 
 
-def test_a_broker_that_is_gone_is_an_error_of_the_piece_and_not_of_the_task(worker, orbit_cluster):
-    sent(orbit_cluster, 10)
-    busy = worker(lambda message: None)
-    orbit_cluster.stop()
-
-    (report,) = busy.handle([(0, piece(0, 10))], 10)
-
-    assert (report.finished, report.done) == (0, 0)
-    assert report.error is not None
-    assert "Unavailable" in report.error or "NoNameServer" in report.error
-
-
-def test_a_broker_that_is_gone_keeps_nothing_of_the_others_waiting():
-    away, there = (Queue("orders", broker, 0) for broker in ("broker-a", "broker-b"))
+def test_a_broker_that_is_away_is_an_error_of_its_pieces_alone(worker):
+    away, present = (Queue("orders", broker, 0) for broker in ("broker-a", "broker-b"))
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=1)
         fill(cluster.broker_addresses[1], "orders", numbered(10))
-        busy = Worker(definition(cluster, lambda message: None))
-        busy.start()
-        try:
-            assert cluster._cluster is not None
-            cluster._run(cluster._cluster.brokers[0].stop())
+        busy = worker(lambda message: None, cluster=cluster)
+        assert cluster._cluster is not None
+        cluster._run(cluster._cluster.brokers[0].stop())
 
-            reports = busy.handle(
-                [(0, piece(0, 10, queue=away)), (1, piece(0, 10, queue=there))], 20
-            )
-        finally:
-            busy.stop()
+        reports = busy.handle([(0, piece(0, 10, queue=away)), (1, piece(0, 10, queue=present))], 20)
+        busy.stop()
 
-    first, second = sorted(reports, key=lambda report: report.place)
-    assert (first.finished, second.finished, second.error) == (0, 10, None)
-    assert first.error is not None
+    failed, fine = sorted(reports, key=lambda report: report.place)
+    assert (failed.finished, fine.finished, fine.error) == (0, 10, None)
+    assert "Unavailable" in (failed.error or "")
 
 
-def test_a_queue_that_cannot_be_read_keeps_nothing_of_the_others_waiting(
+def test_a_queue_that_cannot_be_read_is_an_error_of_its_pieces_alone(
     worker, orbit_cluster, monkeypatch
 ):
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20, queues=2))
+
+    def damaged(*given, **more):
+        for chunk in read_ranges(*given, **more):
+            if chunk.queue == QUEUE:
+                raise RecordInvalid(0, "damaged")
+            yield chunk
+
+    monkeypatch.setattr("orbitmq.spark.consuming.worker.read_ranges", damaged)
     busy = worker(lambda message: None)
-    sound = busy._messages
-
-    def messages(chunk, subscription):
-        if chunk.queue == QUEUE:
-            raise RecordInvalid(0, "damaged")
-        return sound(chunk, subscription)
-
-    monkeypatch.setattr(busy, "_messages", messages)
     reports = busy.handle([(0, piece(0, 10)), (1, piece(0, 10, queue=OTHER))], 20)
 
-    damaged, fine = sorted(reports, key=lambda report: report.place)
-    assert (damaged.finished, damaged.done) == (0, 0)
-    assert "damaged" in (damaged.error or "")
+    failed, fine = sorted(reports, key=lambda report: report.place)
+    assert (failed.finished, failed.done) == (0, 0)
+    assert "damaged" in (failed.error or "")
     assert (fine.finished, fine.done, fine.error) == (10, 10, None)
 
 
@@ -474,16 +373,6 @@ def test_a_queue_whose_progress_is_reset_is_left_and_the_others_are_not(
     assert (fine.finished, fine.reset_to, fine.error) == (20, None, None)
     assert (again.finished, again.reset_to) == (20, None)
     assert sorted(seen) == [*((0, at) for at in range(3, 20)), *((1, at) for at in range(10, 20))]
-
-
-def test_a_reset_to_where_a_later_piece_of_the_queue_begins_is_told(worker, orbit_cluster):
-    sent(orbit_cluster, 20)
-    busy = worker(lambda message: None)
-    reset(orbit_cluster, QUEUE, 12)
-
-    reports = busy.handle([(0, piece(5, 8, committed=5)), (1, piece(12, 20, committed=5))], 20)
-
-    assert [report.reset_to for report in reports] == [12, 12]
 
 
 def test_a_reset_to_where_the_group_is_waits_for_the_driver_to_hear_of_it(worker, orbit_cluster):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Seconds before a broker that does not answer is asked again, at least.
-_SILENCE: Final = 1.0
+SILENCE: Final = 1.0
 
 
 def growing_pause(first: float, failures: int, longest: float) -> float:
@@ -82,7 +82,7 @@ class OwnedQueues:
         self._in_batch: dict[OwnedQueue, asyncio.Future[None]] = {}
         #: In order: the time until which a task that Spark has lost may begin calls.
         self._lost_until: dict[OwnedQueue, float] = {}
-        self._pauses = BrokerBackoff(_SILENCE)
+        self._pauses = BrokerBackoff(SILENCE)
         #: Why the ends of queues are not known, and why brokers are not asked.
         self._errors: dict[Queue, OrbitError] = {}
         self._unanswered: dict[str, OrbitError] = {}
@@ -404,7 +404,7 @@ class UnsettledMessages:
 
 
 #: Seconds between two comparisons of a queue's offset with the broker's.
-_COMPARED: Final = 3.0
+COMPARE_EVERY: Final = 3.0
 
 
 class GroupOffsets:
@@ -429,7 +429,7 @@ class GroupOffsets:
             return False
         # A queue that was just gained starts at a reset offset by itself.
         is_new = state.compared_next == float("-inf")
-        state.compared_next = now + _COMPARED
+        state.compared_next = now + COMPARE_EVERY
         at = state.unsettled.committed
         try:
             held = await progress.stored(queue)

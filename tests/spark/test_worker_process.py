@@ -1,27 +1,22 @@
-"""When Java has enough of a Python process, that process ends without a word on the terminal."""
+"""PySpark's processes: quiet ends, garbage collection, and what workers keep between tasks."""
 
 from __future__ import annotations
 
-import importlib.util
+import gc
 import os
 import select
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TypeAlias
 from unittest import mock
 
 import pytest
-from pyspark import daemon
 
 from orbitmq.spark.options import SourceError, stream_options
 from orbitmq.spark.pipelines.run import session_settings
-from orbitmq.spark.readers import StreamReader, stream_reader
-from orbitmq.spark.session import settings_for
+from orbitmq.spark.readers import stream_reader
 from orbitmq.spark.source import full_schema
 from orbitmq.spark.stream import StreamDriver
 from orbitmq.spark.worker import (
@@ -29,8 +24,10 @@ from orbitmq.spark.worker import (
     QUIET_DAEMON,
     STREAM_RUNNER,
     QuietWorker,
+    WorkerCache,
     WorkerFailed,
     exit_quietly,
+    freeze_modules,
 )
 from tests.support.filling import fill, numbered
 from tests.support.sparking import until
@@ -74,15 +71,6 @@ def test_a_local_session_says_nothing_unless_something_is_wrong(
 
 def test_a_worker_of_ours_that_java_leaves_alone_says_nothing():
     assert what_a_worker_says(QUIET_DAEMON) == ""
-
-
-@pytest.mark.skipif(
-    _FAILS_AT_A_FLUSH not in Path(daemon.__file__).read_text(),
-    reason="PySpark 4.0 keeps quiet by itself",
-)
-def test_a_worker_of_pyspark_that_java_leaves_alone_complains():
-    """When it does not any more, there is nothing left to be done about it."""
-    assert "BrokenPipeError" in what_a_worker_says(PYSPARK_DAEMON)
 
 
 def what_a_worker_says(daemon: str) -> str:
@@ -148,18 +136,8 @@ def test_a_worker_whose_connection_is_closed_has_done_its_work(monkeypatch):
         assert QuietWorker(writes)(here, True) == 0
 
 
-def test_what_is_wrong_with_a_worker_is_not_kept_quiet():
-    def fails(*_):
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        QuietWorker(fails)()
-
-
-def test_workers_of_another_daemon_are_told_once(monkeypatch):
-    spec = SimpleNamespace(name=PYSPARK_DAEMON)
-    main = SimpleNamespace(__spec__=spec, worker=lambda *_: 0)
-    monkeypatch.setitem(sys.modules, "__main__", main)
+def test_a_worker_of_pysparks_daemon_is_wrapped_once(runs_as):
+    main = runs_as(PYSPARK_DAEMON, worker=lambda *_: 0)
 
     exit_quietly()
     first = main.worker
@@ -170,103 +148,140 @@ def test_workers_of_another_daemon_are_told_once(monkeypatch):
     assert main.worker() == 0
 
 
-def test_another_program_with_something_of_that_name_is_left_alone(monkeypatch):
-    program = SimpleNamespace(__spec__=SimpleNamespace(name="theirs"), worker=len)
-    monkeypatch.setitem(sys.modules, "__main__", program)
-
-    exit_quietly()
-
-    assert program.worker is len
-
-
-def test_the_modules_that_spark_is_told_of_and_tells_of_are_there():
-    names = (PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER)
-
-    assert all(importlib.util.find_spec(name) for name in names)
-
-
-@pytest.mark.parametrize("master", [None, "local", "local[2]"])
-def test_local_sessions_of_ours_have_quiet_workers(master):
-    assert settings_for()["spark.python.daemon.module"] == QUIET_DAEMON
-    assert session_settings(master, None, None)["spark.python.daemon.module"] == QUIET_DAEMON
-
-
-@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443"])
-def test_executors_of_a_cluster_start_the_daemon_that_all_of_them_have(master):
-    """This package may come with the first task: a daemon of ours would fail all of them."""
+@pytest.mark.parametrize(
+    ("master", "is_local"),
+    [(None, True), ("local", True), ("local[2]", True)]
+    + [(master, False) for master in ("spark://host:7077", "yarn", "k8s://https://host:6443")],
+)
+def test_local_sessions_alone_have_the_quiet_daemon(master, is_local):
+    """On a cluster this package may come with the first task, after the daemon."""
     chosen = session_settings(master, None, None)
 
-    assert not [name for name, value in chosen.items() if "orbitmq" in value]
-    assert not {"spark.driver.host", "spark.driver.bindAddress"} & chosen.keys()
+    assert (chosen.get("spark.python.daemon.module") == QUIET_DAEMON) is is_local
+    assert bool({"spark.driver.host", "spark.driver.bindAddress"} & chosen.keys()) is is_local
     assert chosen["spark.python.unix.domain.socket.enabled"] == "true"
-
-
-def test_who_has_our_daemon_on_a_cluster_may_ask_for_it():
-    wanted = {"spark.python.daemon.module": QUIET_DAEMON}
-
-    assert session_settings("yarn", None, wanted)["spark.python.daemon.module"] == QUIET_DAEMON
 
 
 class _Ended(BaseException):
     """Stands for the end of a process."""
 
 
-Step: TypeAlias = Callable[[StreamReader], object]
-
-
-def pyspark_meets(error: BaseException) -> Step:
-    """When it reads what it is to do next, or writes what came of it."""
-
-    def meet(_reader: StreamReader) -> None:
-        raise error
-
-    return meet
-
-
-def we_meet(error: BaseException) -> Step:
-    """When a broker, say, has closed a connection of ours."""
-
-    def meet(reader: StreamReader) -> object:
-        with mock.patch.object(StreamDriver, "start", side_effect=error):
-            return reader.initialOffset()
-
-    return meet
-
-
 @pytest.mark.parametrize(
-    ("runs", "step", "comes"),
+    ("program", "is_ours", "error", "comes"),
     [
-        (STREAM_RUNNER, pyspark_meets(SystemExit(0)), _Ended),
-        (STREAM_RUNNER, we_meet(SystemExit(0)), _Ended),  # by a signal, whatever runs then
-        (STREAM_RUNNER, pyspark_meets(EOFError()), _Ended),
-        (STREAM_RUNNER, pyspark_meets(BrokenPipeError()), _Ended),
-        (STREAM_RUNNER, pyspark_meets(ConnectionResetError()), _Ended),
-        # Java is to hear of this, or is another program's business.
-        (STREAM_RUNNER, pyspark_meets(SourceError("wrong")), SourceError),
-        (STREAM_RUNNER, we_meet(BrokenPipeError()), WorkerFailed),
-        (STREAM_RUNNER, we_meet(ConnectionResetError()), WorkerFailed),
-        (STREAM_RUNNER, we_meet(EOFError()), WorkerFailed),
-        ("pytest", pyspark_meets(SystemExit(0)), SystemExit),
+        # PySpark reads or writes, and Java has closed the connection.
+        (STREAM_RUNNER, False, SystemExit(0), _Ended),
+        (STREAM_RUNNER, False, EOFError(), _Ended),
+        (STREAM_RUNNER, False, BrokenPipeError(), _Ended),
+        (STREAM_RUNNER, False, ConnectionResetError(), _Ended),
+        (STREAM_RUNNER, True, SystemExit(0), _Ended),  # by a signal, whatever runs then
+        # Errors of brokers are reported to Java.
+        (STREAM_RUNNER, False, SourceError("wrong"), SourceError),
+        (STREAM_RUNNER, True, BrokenPipeError(), WorkerFailed),
+        (STREAM_RUNNER, True, EOFError(), WorkerFailed),
+        ("pytest", False, SystemExit(0), SystemExit),
     ],
 )
-def test_the_process_of_a_query_ends_at_once_when_java_has_hung_up(monkeypatch, runs, step, comes):
+def test_the_process_of_a_query_ends_when_java_has_hung_up(
+    monkeypatch, runs_as, program, is_ours, error, comes
+):
     def leave(code):
         assert code == 0
         raise _Ended
 
     monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setitem(
-        sys.modules, "__main__", SimpleNamespace(__spec__=SimpleNamespace(name=runs))
-    )
+    runs_as(program)
     options = stream_options({"nameServer": "localhost:9876", "subscribe": "orders"}, {})
     reader = stream_reader(options, full_schema())
 
     def run():
         """As PySpark does."""
         try:
-            step(reader)
+            if not is_ours:
+                raise error
+            with mock.patch.object(StreamDriver, "start", side_effect=error):
+                reader.initialOffset()
         finally:
             reader.stop()
 
     with pytest.raises(comes):
         run()
+
+
+# ---- memory and connections
+
+
+@pytest.fixture
+def collections(monkeypatch):
+    """The calls of the garbage collector, in a process that looks like a new one."""
+    done: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: done.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    process = object()
+    monkeypatch.setattr(os, "getpid", lambda: process)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (PYSPARK_DAEMON, ["collect", "freeze"]),
+        (QUIET_DAEMON, ["collect", "freeze"]),
+        ("pytest", []),
+    ],
+)
+def test_a_worker_excludes_its_modules_from_collections_once(
+    collections, runs_as, program, expected
+):
+    runs_as(program)
+
+    freeze_modules()
+    freeze_modules()
+
+    assert collections == expected
+
+
+#: Decodes few messages and many, and one without properties.
+_DECODES = """
+import sys
+from orbitmq.message.arrow import BadBody, messages_to_arrow
+from tests.support.message import plain_message, plain_pull
+for pull in (plain_pull(5), plain_pull(500), plain_message(1, properties=b"").encode()):
+    messages_to_arrow(pull, broker_name="b", bad_body=BadBody.NULL)
+print("pandas" in sys.modules)
+"""
+
+
+def test_decoding_does_not_import_pandas():
+    # Arrow does readily, and each worker of Spark would pay for it.
+    found = subprocess.run(
+        [sys.executable, "-c", _DECODES], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert found.stdout.strip() == "False"
+
+
+def test_the_least_recently_used_value_is_closed():
+    closed: list[str] = []
+    cache = WorkerCache(closed.append, size=2)
+
+    for key in ("a", "b", "a", "c"):
+        assert cache.get(key, key.upper) == key.upper()
+
+    assert closed == ["B"]
+    cache.clear()
+    assert sorted(closed) == ["A", "B", "C"]
+
+
+def test_values_of_the_parent_process_are_neither_used_nor_closed(monkeypatch):
+    closed: list[str] = []
+    cache = WorkerCache(closed.append, size=2)
+    assert cache.get("a", lambda: "parent's") == "parent's"
+
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    assert cache.get("a", lambda: "own") == "own"
+    for key in ("b", "c", "d"):
+        cache.get(key, key.upper)
+
+    assert closed == ["own", "B"]
