@@ -9,7 +9,7 @@ mean is written here. An option without a meaning, or a meaning without an optio
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,12 @@ warned of on the driver. Offsets in JSON: -2 is the earliest, -1 the latest; que
 `broker-a:0`. Times are milliseconds, or ISO texts with their zone.
 """
 
-_SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+_SECTIONS: tuple[tuple[str, Iterable[str]], ...] = (
     ("Reaching the cluster", ACCESS_OPTIONS),
-    ("Reading, batch and stream", declared._READ),
-    ("Streams only", declared._STREAM),
-    ("Batches only", declared._BATCH),
-    ("Writing", declared._WRITE),
+    ("Reading, batch and stream", declared.READ_OPTIONS),
+    ("Streams only", declared.STREAM_OPTIONS),
+    ("Batches only", declared.BATCH_OPTIONS),
+    ("Writing", declared.WRITE_OPTIONS),
 )
 
 _MEANING = {

@@ -11,8 +11,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -24,18 +22,13 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from examples.demo.history import History, Moment
 from examples.demo.orders import TOPIC, is_hopeless, make_order, segment_of
 from examples.demo.revenue import Place, Revenue, Totals, of_rows
-from orbitmq import Admin
-from tests.support.command import Started
 from tests.support.demoing import DEADLINE, ROOT, RunningDemo
 from tests.support.demowords import (
     SVG,
     frames_of,
-    heights_of,
     largest_of,
-    number,
     picture_in,
     points_of,
     sums_of,
@@ -201,19 +194,6 @@ def test_the_picture_of_the_screen_has_the_consoles_address_and_the_sums(watched
     assert "sent = done + dead letters, in both groups; lost 0" in words
 
 
-def test_data_that_was_kept_can_be_served_again(watched):
-    (data,) = re.findall(r"orbitmq up --data (\S+),", watched.said)
-    ports = ("--namesrv-port", "0", "--broker-port", "0")
-
-    with (
-        Started("up", "--data", data, *ports) as cluster,
-        Admin(name_server=cluster.address("name server")) as admin,
-    ):
-        found = admin.topics.status(TOPIC).messages
-
-    assert found == sums_of(watched.said)["billing"][0]
-
-
 def test_the_summary_of_a_run_adds_up(whole):
     sent, billed, dead, lost, _ = sums_of(whole.said)["billing"]
 
@@ -243,48 +223,6 @@ def test_the_revenue_that_the_stream_summed_up_is_that_of_the_orders(whole):
             assert amount == f"{summed[Place(country, segment)].cents / 100:,.2f}"
 
 
-def test_the_results_are_looked_at(whole):
-    names, *looks = table_of(whole.said, "of the results")
-    rows = ds.dataset(whole.folder / "billed").to_table(columns=names).to_pylist()
-
-    assert names[0] == "order"
-    assert len(looks) == 3
-    there = [[str(row[name]) for name in names] for row in rows]
-    assert all(look in there for look in looks)
-    assert f"Results: {whole.folder / 'billed'}" in whole.said
-
-
-def test_lines_in_a_pipe_have_what_the_screen_has(whole):
-    coming = re.findall(
-        r"^[\d,]+ sent \(.* Orders come in\. \d+ s left\.$", whole.said, re.MULTILINE
-    )
-    last = re.findall(
-        r"^([\d,]+) sent \([\d,]+/s\), ([\d,]+) billed on Spark in (\d+) batch(?:es)? "
-        r"\([\d,]+/s, ([\d,]+) behind\), ([\d,]+) shipped by (\d+) members? "
-        r"\([\d,]+/s, ([\d,]+) behind\), ([\d,]+) retr(?:y|ies), ([\d,]+) dead letters?, "
-        r"revenue ([\d,.]+)\. The last orders are being handled\.$",
-        whole.said,
-        re.MULTILINE,
-    )[-1]
-
-    assert coming
-    sent, billed, batches, lag, shipped, members, shipping_lag, retries, dead = map(
-        number, last[:9]
-    )
-    assert (sent, lag, shipping_lag) == (whole.sent, 0, 0)
-    _, done, given_up, _, twice = sums_of(whole.said)["billing"]
-    assert (billed, dead) == (done + twice, given_up)
-    assert shipped >= sent
-    assert batches >= 1
-    # A hopeless order is tried twice more, a busy one once; more where a batch is repeated.
-    accounts = [make_order(each, SEED)[0].account for each in range(sent)]
-    assert retries >= 2 * dead + accounts.count("busy")
-    # One from the beginning, two came, one left.
-    assert members == 2
-    cents = sum(each.cents for each in Totals(whole.folder / "revenue").latest().values())
-    assert last[9] == f"{cents / 100:,.2f}"
-
-
 def test_the_picture_has_throughput_and_lag_of_both_groups(whole):
     root = picture_in(whole.folder / "history.svg")
     words = {"".join(each.itertext()).strip() for each in root.iter(f"{SVG}text")}
@@ -299,28 +237,6 @@ def test_the_picture_has_throughput_and_lag_of_both_groups(whole):
         assert len(points) > 4, curve
         # Shippers may never be behind.
         assert curve == "lag-shipping" or len({y for _, y in points}) > 1, f"{curve} is flat"
-
-
-def test_curves_are_drawn_where_the_numbers_are(tmp_path):
-    moments = [
-        Moment(seconds=0.0, sent=0, billed=0, shipped=0, dead=0, members=1),
-        Moment(seconds=1.0, sent=100, billed=0, shipped=80, dead=0, members=1),
-        Moment(seconds=2.0, sent=200, billed=40, shipped=160, dead=10, members=2),
-        Moment(seconds=3.0, sent=200, billed=190, shipped=200, dead=10, members=1),
-    ]
-
-    History(moments).draw(tmp_path / "history.svg")
-
-    root = picture_in(tmp_path / "history.svg")
-    words = [each.text for each in root.iter(f"{SVG}text")]
-    assert [word.strip() for word in words if word and "member" in word] == [
-        "a member joins",
-        "a member leaves",
-    ]
-    assert heights_of(root, "lag-billing") == pytest.approx([0, 100 / 150, 1, 0], abs=0.01)
-    assert heights_of(root, "lag-shipping") == pytest.approx([0, 20 / 40, 1, 0], abs=0.01)
-    assert heights_of(root, "rate-billed") == pytest.approx([0, 40 / 150, 1], abs=0.01)
-    assert heights_of(root, "rate-sent") == pytest.approx([1, 1, 0], abs=0.01)
 
 
 def test_no_child_outlives_a_demo_that_is_killed(tmp_path):
@@ -396,22 +312,3 @@ def revenue_by_seed(sent: int) -> dict[Place, Revenue]:
             paid = order.cents if tag == "paid" else 0
             found[place] = Revenue(before.orders + 1, before.cents + paid)
     return found
-
-
-def test_who_asks_a_third_time_ends_what_hangs():
-    program = (
-        "import signal; from examples.demo.interrupts import Interrupts; taken = Interrupts(); "
-        "taken.take(); [signal.raise_signal(signal.SIGINT) for _ in range(2)]; "
-        "print(taken.came, flush=True); signal.raise_signal(signal.SIGINT); print('still here')"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, "True\n")

@@ -80,19 +80,6 @@ def test_an_order_that_is_missing_although_all_was_waited_for_is_lost(tmp_path):
     assert "please report it" in said
 
 
-def test_an_order_whose_acknowledgement_nobody_heard_is_counted_when_it_came(tmp_path):
-    """As when the shops are killed between the broker's answer and their word of it."""
-    sums = summed(tmp_path, shipped=dict.fromkeys([*FINE, "order-7"], 1))
-
-    assert (sums.sent, sums.shipped, sums.open_in_shipping) == (5, 5, 0)
-
-
-def test_dead_letters_that_cannot_be_read_any_more_are_those_of_the_last_look(tmp_path):
-    sums = summed(tmp_path, shipped=dict.fromkeys(FINE, 1), given_up=GivenUp(frozenset(), 1))
-
-    assert (sums.dead, sums.open_in_billing, sums.misjudged) == (1, 3, 0)
-
-
 def test_an_order_that_was_given_up_and_should_not_have_been_is_told_of(tmp_path):
     wrong = summed(tmp_path, shipped={}, given_up=GivenUp(frozenset([FINE[0]]), 1))
     right = summed(tmp_path, shipped={}, given_up=GivenUp(frozenset([f"order-{HOPELESS}"]), 1))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +27,8 @@ from tests.support.sparkkilling import lag
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.datasource import InputPartition
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.types import StructType
 
-    from orbitmq.spark.options import Json
-    from orbitmq.spark.readers import StreamReader
 
 TOPIC, GROUP = "orders", "archive"
 QUEUES = [Queue(TOPIC, "broker-a", number) for number in range(4)]
@@ -134,38 +129,17 @@ def test_a_stream_under_which_messages_expire_ends_and_names_them(spark, forgetf
         pytest.raises(Exception, match="messages are gone") as reread_from,
     ):
         query.awaitTermination(DEADLINE)
-    with running(batches_of(spark, forgetful, tmp_path, failOnDataLoss="false"), tmp_path):
-        until(lambda: len(in_files(tmp_path)) >= len(readable(left)), "what is left")
-
-    assert any(is_named(queue, left[queue], str(ended.value)) for queue in QUEUES)
-    assert all(is_named(queue, left[queue], str(reread_from.value)) for queue in QUEUES)
-    assert found == list(range(BATCH))
-    assert in_files(tmp_path) == readable(left)
-
-
-@pytest.mark.feature("M9")
-@pytest.mark.timeout(300)
-def test_a_stream_that_may_lose_messages_goes_on_with_those_that_are_left(
-    spark, forgetful, tmp_path
-):
-    hold = Hold(tmp_path)
-    log = tmp_path / "log"
-    register_logged(spark, log)
-    frame = batches_of(spark, forgetful, tmp_path, "rocketmq-logged", failOnDataLoss="false")
-
-    hold.begin()
-    with running(frame, tmp_path) as query:
-        left = expire_behind_a_batch(forgetful, hold)
+    with running(batches_of(spark, forgetful, tmp_path, failOnDataLoss="false"), tmp_path) as query:
         until(lambda: len(in_files(tmp_path)) >= len(readable(left)), "what is left")
         send_large(forgetful, SENT, ALL)
         until(lambda: len(in_files(tmp_path)) >= len(readable(left, ALL)), "what came later")
         until(lambda: lag(forgetful.name_server, GROUP, TOPIC) == 0, "the broker knows of it")
         assert query.isActive
 
+    assert any(is_named(queue, left[queue], str(ended.value)) for queue in QUEUES)
+    assert all(is_named(queue, left[queue], str(reread_from.value)) for queue in QUEUES)
+    assert found == list(range(BATCH))
     assert in_files(tmp_path) == readable(left, ALL)
-    said = log.read_text()
-    assert re.search("messages are (missing|gone) and left out", said)
-    assert all(is_named(queue, left[queue], said) for queue in QUEUES)
 
 
 def send_large(broker: MovingBroker, first: int, end: int) -> None:
@@ -178,17 +152,11 @@ def send_large(broker: MovingBroker, first: int, end: int) -> None:
 
 
 def batches_of(
-    spark: SparkSession,
-    broker: MovingBroker,
-    folder: Path,
-    source: str = "rocketmq",
-    **options: str,
+    spark: SparkSession, broker: MovingBroker, folder: Path, **options: str
 ) -> DataFrame:
     """The topic as a stream in three batches that can be held, each when it has been read."""
-    reader = spark.readStream.format(source).option("nameServer", broker.name_server)
-    reader = reader.option("subscribe", TOPIC).option("group", GROUP).options(**options)
-    reader = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(BATCH))
-    frame = reader.load()
+    given = {"group": GROUP, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(BATCH)}
+    frame = stream(spark, broker, TOPIC, **given, **options)
     return frame.mapInArrow(staying(str(folder)), frame.schema)
 
 
@@ -247,43 +215,3 @@ def is_named(queue: Queue, left: Bounds, words: str) -> bool:
     at, end = BATCH // len(QUEUES), 2 * BATCH // len(QUEUES)
     wanted = rf"is to be read from offset {at} on|was asked for offsets {at} to {end} \(exclusive\)"
     return bool(re.search(rf"{queue} (?:{wanted}) and has {left.low} to {left.high}\b", words))
-
-
-def register_logged(spark: SparkSession, file: Path) -> None:
-    """Make known a source `rocketmq-logged` whose driver and tasks log into a file, too."""
-    from orbitmq.spark.options import stream_options
-    from orbitmq.spark.readers import LimitedStreamReader
-    from orbitmq.spark.source import RocketMQSource
-
-    path = str(file)
-
-    # All of it is inside of a function: Spark's processes get it as it is, and import nothing.
-    @contextlib.contextmanager
-    def logged() -> Iterator[None]:
-        handler = logging.FileHandler(path)
-        logger = logging.getLogger("orbitmq")
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-            handler.close()
-
-    class LoggedReader(LimitedStreamReader):
-        def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-            with logged():
-                return super().partitions(start, end)
-
-        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-            with logged():
-                yield from super().read(partition)
-
-    class LoggedSource(RocketMQSource):
-        @classmethod
-        def name(cls) -> str:
-            return "rocketmq-logged"
-
-        def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
-            return LoggedReader(stream_options(self.options), schema)
-
-    spark.dataSource.register(LoggedSource)

@@ -170,7 +170,7 @@ REFUSED: Mapping[str, tuple[dict[str, str], str]] = {
     "an end nowhere": ({"endingOffsets": "earliest"}, "'endingOffsets' must be latest or JSON"),
     "a batch from the end": ({"startingOffsets": "latest"}, "in a batch read"),
     "a queue from its end": ({"startingOffsets": '{"orders": {"a:0": -1}}'}, "in a batch read"),
-    "backwards": ({"fromOffset": "9", "toOffset": "8"}, "'toOffset' must be at least fromOffset"),
+    "backwards": ({"fromOffset": "9", "toOffset": "8"}, "'fromOffset' must be at most toOffset"),
     "no number": ({"minPartitions": "many"}, "'minPartitions' must be a whole number from 1 up"),
     "half a key": ({"accessKey": "me"}, "'secretKey' must be given with the other"),
     "a key without its certificate": ({"tls.key": "k.pem"}, "'tls.certificate' must be given"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -70,16 +69,3 @@ def test_the_end_says_how_many_rows_were_shown(tmp_path, monkeypatch, capsys, ro
     assert started == f"counting started rows={rows}"
     assert table.split() == printed
     assert told.err.splitlines()[-1] == end
-
-
-@pytest.mark.usefixtures("shared_session")
-def test_programs_are_told_as_many_rows_as_they_got(tmp_path, capsys):
-    run(tmp_path, 2, Printer(is_json=True))
-
-    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["row"] for each in events if each["event"] == "row"] == [
-        {"number": 0},
-        {"number": 1},
-    ]
-    (ended,) = [each for each in events if each["event"] == "ended"]
-    assert (ended["state"], ended["rows"]) == ("finished", 2)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.connections import QueueRange, RangeConnections
-from orbitmq.client.ranges.read import Chunk, RangeSettings, WindowLimits, read_ranges
+from orbitmq.client.ranges.read import Chunk
 from orbitmq.client.routes import Queue
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.record import BATCH_MASK, COMPRESSED, COMPRESSION_ZLIB, CodecMissing
 from orbitmq.message.stored import StoredMessage, compress_body, encode_batch
 from orbitmq.spark.options import DataLost, batch_options
-from orbitmq.spark.read import BATCH_BYTES, _Decoder, _joined, _Stretch
-from orbitmq.spark.source import full_schema
-from tests.support.scriptedbroker import ScriptedBroker, asked, brought
+from orbitmq.spark.read import BATCH_BYTES, read_partition
+from orbitmq.spark.source import arrow_schema, full_schema
 
 QUEUE = Queue("orders", "broker-a", 0)
 MIB = 1024 * 1024
@@ -49,27 +46,27 @@ def batch_of(offset: int, count: int) -> bytes:
     )
 
 
-def made(**options: str) -> _Decoder:
-    given = {"nameServer": "localhost:9876", "subscribe": "orders"} | options
-    return _Decoder(batch_options(given, {}).read, full_schema())
+@pytest.fixture
+def record_batches(monkeypatch):
+    """Reads a partition of which brokers give these chunks."""
+
+    def read(*chunks: Chunk, **options: str) -> list[pa.RecordBatch]:
+        monkeypatch.setattr("orbitmq.spark.read.read_ranges", lambda *_, **__: iter(chunks))
+        given = {"nameServer": "localhost:9876", "subscribe": "orders"} | options
+        return list(read_partition([], batch_options(given, {}).read, full_schema()))
+
+    return read
 
 
-def record_batches(*chunks: Chunk, **options: str) -> list[pa.RecordBatch]:
-    """What a query gets."""
-    decoder = made(**options)
-    return [batch for stretch in _joined(iter(chunks)) for batch in decoder.batches(stretch)]
+@pytest.fixture
+def decoded(record_batches):
+    """The same as one table."""
 
+    def read(*chunks: Chunk, **options: str) -> pa.Table:
+        found = record_batches(*chunks, **options)
+        return pa.Table.from_batches(found, arrow_schema(full_schema()))
 
-def decoded(*chunks: Chunk, **options: str) -> pa.Table:
-    """The rows that a query gets."""
-    return pa.Table.from_batches(record_batches(*chunks, **options), made(**options)._schema)
-
-
-def stretch_of(start: int, *records: bytes) -> _Stretch:
-    """Neighbours in one answer."""
-    chunk = Chunk(QUEUE, start, start + len(records), [b"".join(records)])
-    (found,) = _joined(iter([chunk]))
-    return found
+    return read
 
 
 def offsets(table: pa.Table) -> list[int]:
@@ -77,7 +74,7 @@ def offsets(table: pa.Table) -> list[int]:
     return found
 
 
-def test_a_record_with_several_messages_is_several_rows():
+def test_a_record_with_several_messages_is_several_rows(decoded):
     found = decoded(
         Chunk(QUEUE, 3, 7, [record(3) + batch_of(4, 3)]), Chunk(QUEUE, 7, 8, [record(7)])
     )
@@ -89,13 +86,13 @@ def test_a_record_with_several_messages_is_several_rows():
     assert found.column("reconsumeTimes").to_pylist() == [2] * 5
 
 
-def test_a_filter_looks_at_the_messages_inside():
+def test_a_filter_looks_at_the_messages_inside(decoded):
     found = decoded(Chunk(QUEUE, 0, 3, [batch_of(0, 3)]), subExpression="tag-1 || tag-7")
 
     assert offsets(found) == [1]
 
 
-def test_a_batch_that_cannot_be_taken_apart_is_a_loss_or_left_out(caplog):
+def test_a_batch_that_cannot_be_taken_apart_is_a_loss_or_left_out(decoded, caplog):
     bad = record(1, b"no batch at all", sys_flag=BATCH_MASK)
     chunk = Chunk(QUEUE, 0, 5, [record(0) + bad + batch_of(3, 2)])
 
@@ -108,7 +105,7 @@ def test_a_batch_that_cannot_be_taken_apart_is_a_loss_or_left_out(caplog):
     assert "the batch at offset 1 cannot be taken apart" in caplog.text
 
 
-def test_a_batch_whose_codec_is_missing_fails_and_is_not_left_out(monkeypatch):
+def test_a_batch_whose_codec_is_missing_fails_and_is_not_left_out(decoded, monkeypatch):
     def missing(*_, **__):
         raise CodecMissing("lz4", "lz4")
 
@@ -119,7 +116,7 @@ def test_a_batch_whose_codec_is_missing_fails_and_is_not_left_out(monkeypatch):
         decoded(Chunk(QUEUE, 0, 1, [packed]), failOnDataLoss="false")
 
 
-def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once():
+def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once(decoded):
     chunks = [
         Chunk(QUEUE, 0, 2, [batch_of(0, 4)]),
         Chunk(QUEUE, 2, 4, [batch_of(0, 4)]),
@@ -129,7 +126,7 @@ def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once():
     assert offsets(decoded(*chunks, failOnDataLoss="false")) == [0, 1, 2, 3]
 
 
-def test_compressed_messages_become_batches_of_what_they_expand_to():
+def test_compressed_messages_become_batches_of_what_they_expand_to(record_batches):
     """Some KiB at the broker may be many MiB in a column."""
     body = bytes(MIB)
     packed = compress_body(body, COMPRESSION_ZLIB)
@@ -151,50 +148,41 @@ def test_compressed_messages_become_batches_of_what_they_expand_to():
     assert all(each.as_py() == body for each in table.column("body"))
 
 
-def test_messages_that_grow_more_than_those_before_are_parted():
-    """What was learned from others says nothing about them."""
-    flag, mild = COMPRESSED | COMPRESSION_ZLIB, random.Random(7).randbytes(512 * 1024)
-    packed = [compress_body(mild + bytes(len(mild)), COMPRESSION_ZLIB)] * 24
-    packed += [compress_body(bytes(MIB), COMPRESSION_ZLIB)] * 60
-    records = [record(at, body, sys_flag=flag) for at, body in enumerate(packed)]
-    decoder = made()
-    list(decoder.batches(stretch_of(0, *records[:24])))
-
-    found = list(decoder.batches(stretch_of(24, *records[24:])))
-
-    assert max(batch.column("body").nbytes for batch in found) <= 2 * BATCH_BYTES + MIB
-    assert len(found) <= 60 // 4
-    table = pa.Table.from_batches(found)
-    assert offsets(table) == list(range(24, 84))
-    assert all(each.as_py() == bytes(MIB) for each in table.column("body"))
-
-
-def test_a_message_that_is_larger_than_a_batch_comes_by_itself():
+def test_a_message_that_is_larger_than_a_batch_comes_by_itself(record_batches):
     flag, sizes = COMPRESSED | COMPRESSION_ZLIB, [MIB, 3 * BATCH_BYTES, MIB]
-    bodies = [compress_body(bytes(size), COMPRESSION_ZLIB) for size in sizes]
-    pieces = [record(at, body, sys_flag=flag) for at, body in enumerate(bodies)]
-    decoder = made()
-    decoder._growth = 4.0
+    noise = random.Random(7).randbytes(16 * 1024)
+    mild = [record(at, compress_body(noise, COMPRESSION_ZLIB), sys_flag=flag) for at in range(40)]
+    large = [
+        record(100 + number, compress_body(bytes(size), COMPRESSION_ZLIB), sys_flag=flag)
+        for number, size in enumerate(sizes)
+    ]
 
-    found = list(decoder.batches(stretch_of(0, *pieces)))
+    # The first messages say nothing about the growth of the later ones.
+    found = record_batches(
+        Chunk(QUEUE, 0, 40, [b"".join(mild)]), Chunk(QUEUE, 100, 103, [b"".join(large)])
+    )
 
-    assert [batch.column("queueOffset").to_pylist() for batch in found] == [[0], [1], [2]]
-    assert [len(each.as_py()) for batch in found for each in batch.column("body")] == sizes
-
-
-def test_messages_that_are_not_compressed_stay_in_one_batch_also_after_others_that_are():
-    packed = compress_body(bytes(MIB), COMPRESSION_ZLIB)
-    plain = [record(at, bytes(1024)) for at in range(1, 3001)]
-    decoder = made()
-    list(decoder.batches(stretch_of(0, record(0, packed, sys_flag=COMPRESSED | COMPRESSION_ZLIB))))
-    list(decoder.batches(stretch_of(1, *plain[:1])))
-
-    found = list(decoder.batches(stretch_of(2, *plain[1:])))
-
-    assert [batch.num_rows for batch in found] == [2999]
+    last = found[-3:]
+    assert [batch.column("queueOffset").to_pylist() for batch in last] == [[100], [101], [102]]
+    assert [len(each.as_py()) for batch in last for each in batch.column("body")] == sizes
 
 
-def test_a_body_that_does_not_expand_is_null_among_those_that_do():
+def test_uncompressed_messages_stay_in_one_batch_also_after_compressed_ones(record_batches):
+    packed = record(
+        0, compress_body(bytes(MIB), COMPRESSION_ZLIB), sys_flag=COMPRESSED | COMPRESSION_ZLIB
+    )
+    plain = [record(at, bytes(1024)) for at in range(20, 3020)]
+
+    found = record_batches(
+        Chunk(QUEUE, 0, 1, [packed]),
+        Chunk(QUEUE, 10, 11, [record(10)]),
+        Chunk(QUEUE, 20, 3020, [b"".join(plain)]),
+    )
+
+    assert [batch.num_rows for batch in found] == [1, 1, 3000]
+
+
+def test_a_body_that_does_not_expand_is_null_among_those_that_do(decoded):
     packed = compress_body(b"good", COMPRESSION_ZLIB)
     bodies = [packed, b"no zlib stream", packed]
     flag = COMPRESSED | COMPRESSION_ZLIB
@@ -205,7 +193,7 @@ def test_a_body_that_does_not_expand_is_null_among_those_that_do():
     assert found.column("body").to_pylist() == [b"good", None, b"good"]
 
 
-def test_a_damaged_answer_among_compressed_messages_is_left_out_alone(caplog):
+def test_a_damaged_answer_among_compressed_messages_is_left_out_alone(decoded, caplog):
     packed = compress_body(bytes(MIB), COMPRESSION_ZLIB)
     flag = COMPRESSED | COMPRESSION_ZLIB
     chunks = [
@@ -224,7 +212,7 @@ def test_a_damaged_answer_among_compressed_messages_is_left_out_alone(caplog):
         decoded(*chunks)
 
 
-def test_gaps_are_a_loss_or_left_out_as_in_a_compacted_topic():
+def test_gaps_are_a_loss_or_left_out_as_in_a_compacted_topic(decoded):
     chunk = Chunk(QUEUE, 0, 5, [record(1) + record(4)])
 
     with pytest.raises(DataLost, match=r"2 messages instead of 5 \(a topic that its broker compac"):
@@ -233,13 +221,15 @@ def test_gaps_are_a_loss_or_left_out_as_in_a_compacted_topic():
     assert offsets(decoded(chunk, failOnDataLoss="false")) == [1, 4]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
     cut=st.tuples(st.integers(0, 100), st.integers(1, 200)),
     at_once=st.integers(1, 9),
 )
-def test_chunks_that_begin_and_end_inside_of_batches_have_every_message_once(sizes, cut, at_once):
+def test_chunks_that_begin_and_end_inside_of_batches_have_every_message_once(
+    decoded, sizes, cut, at_once
+):
     """As a broker answers that keeps batches: with the record that the wanted offset is in."""
     bounds = list(pairwise(accumulate(sizes, initial=0)))
     end = min(sum(sizes), cut[0] + cut[1])
@@ -251,32 +241,3 @@ def test_chunks_that_begin_and_end_inside_of_batches_have_every_message_once(siz
         chunks.append(Chunk(QUEUE, begin, upto, [b"".join(touched)]))
 
     assert offsets(decoded(*chunks)) == list(range(start, end))
-
-
-def test_a_queue_of_batches_is_read_to_its_end_from_the_middle_of_one():
-    bounds = list(pairwise(range(0, 301, 3)))
-
-    def script(pulls):
-        answers = []
-        for pull in pulls:
-            at, most = asked(pull)
-            inside = [(low, high) for low, high in bounds if high > at and low < at + most]
-            data = b"".join(batch_of(low, high - low) for low, high in inside[:20])
-            answers.append(brought(pull, data, inside[:20][-1][1], high=300))
-        return answers
-
-    with ScriptedBroker(script) as broker:
-        read = batch_options({"nameServer": broker.address, "subscribe": "orders"}, {}).read
-        links = RangeConnections(read.access)
-        chunks: Sequence[Chunk] = list(
-            read_ranges(
-                links,
-                [QueueRange(QUEUE, 100, 299)],
-                group="billing",
-                settings=RangeSettings(patience=10, window=WindowLimits(messages=50)),
-            )
-        )
-        links.close()
-
-    assert len(chunks) > 2
-    assert offsets(decoded(*chunks)) == list(range(100, 299))

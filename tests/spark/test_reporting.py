@@ -20,7 +20,7 @@ from orbitmq.spark.pipelines.run import Run, started
 from tests.support.command import Started
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import QUICK, SOON, idle
-from tests.support.sparking import DEADLINE, until
+from tests.support.sparking import until
 
 FREE = ("--namesrv-port", "0", "--broker-port", "0", "--console", "--console-port", "0")
 TOKEN = "t0ken"  # noqa: S105  # of a test
@@ -167,28 +167,6 @@ def test_the_console_shows_a_group_on_spark(spark, stage):
     assert (seen["lag_total"], seen["topics"], seen["group"]) == (0, ["bills"], "billing")
     assert seen["batch"] >= 1
     assert stopped["batch"] >= seen["batch"]
-
-
-def test_a_console_that_is_away_harms_no_query(spark, stage, tmp_path, caplog):
-    fill(stage.broker, "lonely", numbered(20, queues=4))
-    reports = report_queries(spark, "http://127.0.0.1:9")
-
-    query = (
-        spark.readStream.format("rocketmq")
-        .options(nameServer=stage.name_server, subscribe="lonely", startingOffsets="earliest")
-        .load()
-        .writeStream.format("parquet")
-        .queryName("lonely")
-        .options(path=str(tmp_path / "out"), checkpointLocation=str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(DEADLINE)
-    until(lambda: "does not take reports" in caplog.text, "it is said that nobody listens")
-    reports.stop()
-
-    assert spark.read.parquet(str(tmp_path / "out")).count() == 20
-    assert caplog.text.count("does not take reports") == 1
 
 
 class Taking(http.server.BaseHTTPRequestHandler):

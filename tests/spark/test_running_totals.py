@@ -36,20 +36,6 @@ def test_totals_go_on_and_a_batch_that_is_repeated_is_added_once(spark, tmp_path
     }
 
 
-def test_a_batch_that_was_cut_off_does_not_count(spark, tmp_path):
-    totals = Totals(tmp_path)
-    totals.add(batch(spark, 0), 0)
-    totals.add(batch(spark, 1), 1)
-    before = totals.upto(0)
-
-    # What Spark writes last is the mark that a folder is complete.
-    (tmp_path / "upto=1" / "_SUCCESS").unlink()
-
-    assert totals.latest() == before
-    totals.add(batch(spark, 1), 1)
-    assert totals.latest()[Place("DE", "gold")] == Revenue(3, 105)
-
-
 def batch(spark: SparkSession, number: int) -> DataFrame:
     return spark.createDataFrame(
         BATCHES[number], "country STRING, segment STRING, tags STRING, cents BIGINT"

@@ -14,7 +14,7 @@ from orbitmq import Admin
 from orbitmq.javahash import java_hash
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
-from tests.support.sparking import DEADLINE, read, run_over, stream, until
+from tests.support.sparking import into_topic, read, run_over, stream, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,63 +102,18 @@ def test_a_repeated_batch_sends_the_same_ids(spark, cluster, topic, tmp_path):
     """As after a crash between the last send and Spark's note that the batch is done."""
     fill(cluster.broker_addresses[0], topic, numbered(500, queues=4))
     cluster.create_topic("sent-again", queues=4)
+    frame = stream(spark, cluster, topic, startingOffsets="earliest").select("body")
 
-    def run():
-        query = (
-            stream(spark, cluster, topic, startingOffsets="earliest")
-            .select("body")
-            .writeStream.format("rocketmq")
-            .option("nameServer", cluster.name_server)
-            .option("topic", "sent-again")
-            .option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(DEADLINE)
-
-    run()
+    into_topic(frame, cluster, tmp_path, topic="sent-again")
     once = cluster.messages("sent-again")
     shutil.rmtree(tmp_path / "commits")
-    run()
+    into_topic(frame, cluster, tmp_path, topic="sent-again")
     twice = cluster.messages("sent-again")
 
     assert sorted(int(each.body) for each in once) == list(range(500))
     assert len(twice) == 1000
     ids = Counter((each.properties["UNIQ_KEY"], each.body, each.queue_id) for each in twice)
     assert set(ids.values()) == {2}
-
-
-def test_different_messages_have_different_ids_in_several_writes_and_other_partitions(
-    spark, cluster, topic, tmp_path
-):
-    """A batch that writes twice, and is repeated in other partitions than it had."""
-    fill(cluster.broker_addresses[0], topic, numbered(40))
-    cluster.create_topic("in-parts", queues=2)
-
-    def both(batch, _number):
-        for rest in (0, 1):
-            half = batch.where(f"CAST(CAST(body AS STRING) AS INT) % 2 = {rest}").select("body")
-            write(half, cluster, topic="in-parts")
-
-    def run(partitions):
-        query = (
-            stream(spark, cluster, topic, startingOffsets="earliest", minPartitions=str(partitions))
-            .writeStream.foreachBatch(both)
-            .option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(DEADLINE)
-
-    run(2)
-    shutil.rmtree(tmp_path / "commits")
-    run(3)
-
-    bodies: dict[str, set[bytes]] = defaultdict(set)
-    for each in cluster.messages("in-parts"):
-        bodies[each.properties["UNIQ_KEY"]].add(bytes(each.body))
-    assert {len(each) for each in bodies.values()} == {1}
-    assert {int(each) for found in bodies.values() for each in found} == set(range(40))
 
 
 def test_a_row_that_is_no_message_fails_or_is_left_out(spark, cluster, topic):
@@ -226,23 +181,12 @@ def test_a_stream_into_a_topic_that_does_not_exist_ends_before_it_sends(
 ):
     slip = f"{topic}s"
     fill(cluster.broker_addresses[0], topic, numbered(4))
-
-    def run(**options):
-        query = (
-            stream(spark, cluster, topic, startingOffsets="earliest")
-            .select("body")
-            .writeStream.format("rocketmq")
-            .options(nameServer=cluster.name_server, topic=slip, **options)
-            .option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(DEADLINE)
+    frame = stream(spark, cluster, topic, startingOffsets="earliest").select("body")
 
     with pytest.raises(StreamingQueryException, match=f"no broker serves topic '{slip}'"):
-        run()
+        into_topic(frame, cluster, tmp_path, topic=slip)
     assert not exists(cluster, slip)
-    run(createTopic="true")
+    into_topic(frame, cluster, tmp_path, topic=slip, createTopic="true")
 
     assert sorted(int(each.body) for each in cluster.messages(slip)) == [0, 1, 2, 3]
 
@@ -266,11 +210,8 @@ def test_an_unknown_option_is_refused_by_every_kind_of_query(spark, cluster, top
         run_over(stream(spark, cluster, topic, **wrong), tmp_path / "read")
     with pytest.raises(Exception, match=said):
         write(spark.range(1).selectExpr("'x' AS body"), cluster, topic=topic, **wrong)
-    writer = frame.select("body").writeStream.format("rocketmq").trigger(availableNow=True)
-    writer = writer.options(nameServer=cluster.name_server, topic=topic, **wrong)
-    query = writer.option("checkpointLocation", str(tmp_path / "write")).start()
     with pytest.raises(StreamingQueryException, match=said):
-        query.awaitTermination(DEADLINE)
+        into_topic(frame.select("body"), cluster, tmp_path / "write", topic=topic, **wrong)
 
 
 # ---- tables of SQL

@@ -70,13 +70,6 @@ def picture_in(file: Path) -> ET.Element:
     return ET.parse(file).getroot()  # noqa: S314  # we have drawn it ourselves
 
 
-def heights_of(picture: ET.Element, curve: str) -> list[float]:
-    """How high the points of a curve are, in parts of its own highest; the lowest is 0."""
-    down = [y for _, y in points_of(picture, curve)]
-    reach = max(down) - min(down)
-    return [(max(down) - y) / reach for y in down]
-
-
 def points_of(picture: ET.Element, curve: str) -> list[tuple[float, float]]:
     """The points of a curve, as they are drawn."""
     (group,) = [each for each in picture.iter(f"{SVG}g") if each.get("id") == curve]

@@ -14,6 +14,7 @@ from pyarrow import parquet
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 #: For anything that Spark does; its first batch alone may take many seconds.
 DEADLINE = 90
@@ -61,6 +62,25 @@ def into_files(
     elif trigger:
         writer = writer.trigger(**trigger)
     return writer.start()
+
+
+def into_topic(frame: DataFrame, cluster: Cluster, checkpoint: Path, **options: str) -> None:
+    """Write what a stream finds to topics, and end."""
+    writer = frame.writeStream.format("rocketmq").option("nameServer", cluster.name_server)
+    _to_the_end(writer.options(**options), checkpoint)
+
+
+def for_each(
+    frame: DataFrame, function: Callable[[DataFrame, int], None], checkpoint: Path, **trigger: bool
+) -> None:
+    """Call a function for the batches of what a stream finds, and end."""
+    _to_the_end(frame.writeStream.foreachBatch(function), checkpoint, **trigger)
+
+
+def _to_the_end(writer: DataStreamWriter, checkpoint: Path, **trigger: bool) -> None:
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(**(trigger or {"availableNow": True})).start()  # type: ignore[call-overload]
+    assert query.awaitTermination(DEADLINE)
 
 
 def run_over(frame: DataFrame, folder: Path) -> StreamingQuery:

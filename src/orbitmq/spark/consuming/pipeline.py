@@ -39,7 +39,7 @@ from orbitmq.spark.consuming.batches import BatchLoop
 from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues
 from orbitmq.spark.health import link_to, reported
-from orbitmq.spark.options import OptionTexts, access_options
+from orbitmq.spark.options import access_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -595,7 +595,7 @@ def resolve_access(
     """Name servers and secrets, from the environment where they are not given."""
     given = name_server if name_server is None or isinstance(name_server, str) else (*name_server,)
     servers = resolve(given).name_servers
-    found = access_options(OptionTexts({"nameServer": ";".join(servers)}), None, timeout)
+    found = access_to(";".join(servers), timeout)
     return replace(
         found,
         credentials=credentials or found.credentials,
