@@ -19,7 +19,8 @@ from examples.demo.revenue import Totals, rows_in
 from examples.demo.sparkstart import JAVA_GONE, without_java
 from orbitmq import ReceivedMessage, Retry
 from orbitmq.spark import judged, process, settle, with_retries
-from orbitmq.spark.health import SentBackCounts, stream_of
+from orbitmq.spark.health import SentBackCounts
+from orbitmq.spark.worker import query_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,7 +143,7 @@ class Billing:
                 settled = settle(
                     rows, BILLING, name_server=self._name_server, max_retries=MAX_RETRIES
                 )
-            self._returned.add(stream_of(batch), settled)
+            self._returned.add(query_of(batch), settled)
             totals = self.totals.upto(number).values()
             self.counts.batches += 1
             self.counts.billed = sum(each.orders for each in totals)

@@ -9,7 +9,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import Sent, fill, forget_old, numbered, send_one, with_small_files
+from tests.support.filling import (
+    Sent,
+    fill,
+    forget_old,
+    make_topic,
+    numbered,
+    send_one,
+    with_small_files,
+)
 from tests.support.sparking import numbers, read
 
 
@@ -52,8 +60,7 @@ def test_a_topic_is_a_table(spark, cluster, topic):
 
 def test_several_topics_are_one_table(spark, cluster):
     for topic, count in (("several-a", 3), ("several-b", 5), ("severally", 7)):
-        cluster.create_topic(topic, queues=1)
-        send(cluster, topic, count, queues=1)
+        make_topic(cluster, topic, count, queues=1)
 
     named = read(spark, cluster, "several-a, several-b")
     matched = read(spark, cluster, "", subscribePattern="several-.")
@@ -67,8 +74,7 @@ def test_several_topics_are_one_table(spark, cluster):
 
 @pytest.mark.feature("M6")
 def test_ends_are_exclusive_however_they_are_said(spark, orbit_cluster):
-    orbit_cluster.create_topic("orders", queues=2)
-    send(orbit_cluster, "orders", 20, queues=2)
+    make_topic(orbit_cluster, "orders", 20, queues=2)
     orbit_cluster.clock.advance(100)
     time = datetime.fromtimestamp(orbit_cluster.clock.now(), UTC)
     orbit_cluster.clock.advance(100)

@@ -139,6 +139,24 @@ def test_a_pipeline_stops_between_batches_goes_on_after_it_and_is_started_again_
         assert admin.groups.progress("writing").lag == 0
 
 
+TABLE = """
+def pipeline(run, *, rows: int):
+    return run.spark.range(rows).selectExpr("id AS number")
+"""
+
+
+def test_the_rows_of_a_pipeline_that_returns_a_table_are_shown(tmp_path):
+    (tmp_path / "counting.py").write_text(TABLE)
+    env = {"ORBITMQ_NAME_SERVER": "127.0.0.1:1"}
+
+    with PipelineProcess("counting.py", "-o", "rows=2", cwd=tmp_path, env=env) as process:
+        assert process.wait() == 0, process.errors
+
+    assert [each["row"] for each in process.of("row")] == [{"number": 0}, {"number": 1}]
+    (end,) = process.of("ended")
+    assert (end["state"], end["rows"]) == ("finished", 2)
+
+
 def wait_for_batch(process: PipelineProcess, folder: Path) -> None:
     from tests.support.sparking import until
 

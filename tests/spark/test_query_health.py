@@ -12,18 +12,10 @@ from hypothesis import strategies as st
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from orbitmq.spark.consuming.returns import Settled
-from orbitmq.spark.health import (
-    FEWEST,
-    SHARE,
-    WINDOW,
-    FailureRate,
-    SentBack,
-    SentBackCounts,
-    StreamHealth,
-    stream_of,
-)
+from orbitmq.spark.consuming.progress import Settled
+from orbitmq.spark.health import FEWEST, SHARE, WINDOW, FailureRate, SentBackCounts, StreamHealth
 from orbitmq.spark.pipelines.run import Run
+from orbitmq.spark.worker import query_of
 
 # ---- attempts
 
@@ -117,8 +109,8 @@ def test_a_stream_is_not_judged_by_another_or_by_its_former_run():
     counts.add(None, settled(2, dead=1))  # outside of any batch
     health.batch_ended(1.0, 400)
 
-    assert (health.share(1.0), health.sent_back, health.done) == (3 / 400, SentBack(3), 397)
-    assert counts.total() == SentBack(retried=1505, dead=1)
+    assert (health.share(1.0), health.sent_back, health.done) == (3 / 400, Settled(retried=3), 397)
+    assert counts.total() == Settled(retried=1505, dead=1)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +127,7 @@ def test_a_stream_is_not_judged_by_another_or_by_its_former_run():
 def test_rows_are_counted_for_the_stream_of_the_calling_thread(session, stream):
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(**session))
 
-    assert stream_of(frame) == stream
+    assert query_of(frame) == stream
 
 
 def test_a_run_can_be_pickled_without_what_belongs_to_its_process(monkeypatch):
@@ -159,8 +151,8 @@ def test_a_run_can_be_pickled_without_what_belongs_to_its_process(monkeypatch):
 
     assert there.options == here.options == {"nameServer": "one:9876;two:9876"}
     assert (there.name, there.checkpoint("a"), there.console) == ("billing", "folder/a", None)
-    assert here.returned.total() == SentBack(retried=3, dead=1)
-    assert there.returned.total() == SentBack(retried=1)
+    assert here.returned.total() == Settled(retried=3, dead=1)
+    assert there.returned.total() == Settled(retried=1)
 
 
 def test_a_copy_of_a_run_has_the_session_of_the_present_batch(monkeypatch):

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from orbitmq import Admin
 from orbitmq.clock import milliseconds
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import fill, numbered
+from tests.support.filling import fill, make_topic, numbered
 from tests.support.sparking import (
     DEADLINE,
     batches,
@@ -179,8 +179,7 @@ def test_rule_1_a_first_batch_with_rows_that_fails_is_repeated_whatever_the_opti
 
 
 def test_rule_7_a_queue_that_appears_is_read_without_a_restart(spark, orbit_cluster, tmp_path):
-    orbit_cluster.create_topic("growing", queues=1)
-    send(orbit_cluster, "growing", 10, queues=1)
+    make_topic(orbit_cluster, "growing", 10, queues=1)
     options = {"metadata.cache.ttl.ms": "100", "startingOffsets": "earliest"}
 
     query = into_files(stream(spark, orbit_cluster, "growing", **options), tmp_path)
@@ -214,8 +213,7 @@ def test_a_stream_outlives_a_restart_of_its_broker(spark, orbit_cluster, orbit_t
 
 @pytest.mark.feature("M5")
 def test_a_stream_begins_where_it_is_told(spark, orbit_cluster, tmp_path):
-    orbit_cluster.create_topic("orders", queues=2)
-    send(orbit_cluster, "orders", 20, queues=2)
+    make_topic(orbit_cluster, "orders", 20, queues=2)
     orbit_cluster.clock.advance(100)
     time = milliseconds(orbit_cluster.clock.now())
     orbit_cluster.clock.advance(100)
@@ -246,39 +244,24 @@ def test_a_stream_begins_where_it_is_told(spark, orbit_cluster, tmp_path):
     assert found(startingOffsets="group", group="readers") == [40, 41, 42, 43]
 
 
-def make_anew(cluster: EmbeddedCluster, topic: str, count: int) -> None:
-    """Delete a topic, and create it again with other messages."""
+def test_a_topic_that_was_created_again_is_a_loss_or_read_from_its_start(
+    spark, cluster, topic, tmp_path
+):
+    topic = f"{topic}-again"
+    make_topic(cluster, topic, 100, queues=1)
+    run_over(stream(spark, cluster, topic, startingOffsets="earliest"), tmp_path)
     with Admin(name_server=cluster.name_server) as admin:
         admin.topics.delete(topic)
     cluster.create_topic(topic, queues=1)
-    send(cluster, topic, count, first=1000, queues=1)
+    send(cluster, topic, 400, first=1000, queues=1)
 
+    query = into_files(stream(spark, cluster, topic), tmp_path, available_now=True)
+    with pytest.raises(StreamingQueryException, match=f"messages are gone: {topic}@broker-a:0 "):
+        query.awaitTermination(DEADLINE)
+    assert in_files(tmp_path) == list(range(100))
+    run_over(stream(spark, cluster, topic, failOnDataLoss="false"), tmp_path)
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("count", [40])
-def test_a_topic_that_is_made_anew_under_a_stream_is_read_from_its_beginning_or_ends_it(
-    spark, cluster, topic, tmp_path, count
-):
-    topic = f"{topic}-anew"
-    cluster.create_topic(topic, queues=1)
-    send(cluster, topic, 100, queues=1)
-    frame = stream(spark, cluster, topic, startingOffsets="earliest")
-    lax = stream(spark, cluster, topic, startingOffsets="earliest", failOnDataLoss="false")
-
-    ended, going = into_files(frame, tmp_path / "strict"), into_files(lax, tmp_path / "lax")
-    try:
-        until(lambda: len(in_files(tmp_path / "strict")) == 100, "the former ones")
-        until(lambda: len(in_files(tmp_path / "lax")) == 100, "the former ones")
-        make_anew(cluster, topic, count)
-        with pytest.raises(StreamingQueryException, match=f"messages are gone: {topic}@broker-a:0"):
-            ended.awaitTermination(DEADLINE)
-        until(
-            lambda: set(range(1000, 1000 + count)) <= set(in_files(tmp_path / "lax")),
-            "all that the topic has now",
-        )
-    finally:
-        ended.stop()
-        going.stop()
+    assert in_files(tmp_path) == [*range(100), *range(1000, 1400)]
 
 
 def test_the_reader_for_older_versions_of_spark(spark, cluster, topic, tmp_path):

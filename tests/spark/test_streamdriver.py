@@ -30,7 +30,7 @@ from orbitmq.spark.options import (
 )
 from orbitmq.spark.stream import BoundsSettings, StreamDriver
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import fill, forget_old, numbered, with_small_files
+from tests.support.filling import fill, forget_old, make_topic, numbered, with_small_files
 from tests.support.rebalancing import slipping_in
 from tests.support.remoting import ManualClock
 
@@ -112,8 +112,7 @@ def as_logged(offset: Json) -> Json:
 def two_queues(cluster, topic):
     """A topic with twenty messages in each of two queues."""
     topic = f"{topic}-two"
-    cluster.create_topic(topic, queues=2)
-    send(cluster, topic, 40, queues=2)
+    make_topic(cluster, topic, 40, queues=2)
     return topic
 
 
@@ -307,8 +306,7 @@ def test_a_topic_that_appears_under_a_pattern_is_read_from_its_first_message(orb
 
     with driver(orbit_cluster, "", options=options) as stream:
         before = begun(stream)
-        orbit_cluster.create_topic("shop-returns", queues=1)
-        send(orbit_cluster, "shop-returns", 3, queues=1)
+        make_topic(orbit_cluster, "shop-returns", 3, queues=1)
         seen = after(stream, before)
 
         assert sorted(reached(before)) == ["shop-invoices", "shop-orders"]
@@ -410,8 +408,7 @@ def test_a_queue_that_appears_is_read_from_its_first_message(orbit_cluster, orbi
     send(orbit_cluster, orbit_topic, 40)
     with driver(orbit_cluster, orbit_topic, startingOffsets="earliest") as stream:
         before = after(stream, begun(stream))
-        orbit_cluster.create_topic(orbit_topic, queues=6)
-        send(orbit_cluster, orbit_topic, 60, queues=6)
+        make_topic(orbit_cluster, orbit_topic, 60, queues=6)
 
         seen = after(stream, before)
         first = taken(stream, before, seen)
@@ -656,8 +653,7 @@ def test_a_broker_that_hangs_costs_a_small_part_of_the_time(pair, on_both):
 @pytest.mark.parametrize("chosen", ["subscribe", "assign"])
 def test_a_deleted_topic_does_not_hide_new_queues_of_others(orbit_cluster, chosen):
     for topic in ("grows", "goes"):
-        orbit_cluster.create_topic(topic, queues=2)
-        send(orbit_cluster, topic, 20, queues=2)
+        make_topic(orbit_cluster, topic, 20, queues=2)
     options = {"startingOffsets": "earliest", "failOnDataLoss": "false", **NO_RETRIES}
     if chosen == "assign":
         names = ["broker-a:0", "broker-a:1"]
@@ -799,8 +795,7 @@ def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_committed(
     orbit_cluster, query, reads, losses
 ):
     for topic in ("orders", "shop-orders"):
-        orbit_cluster.create_topic(topic, queues=1)
-        send(orbit_cluster, topic, 10, queues=1)
+        make_topic(orbit_cluster, topic, 10, queues=1)
     other, end = at("shop-orders", 3), at("shop-orders", 7)
     options = query | {"group": "mixed", "failOnDataLoss": losses}
 
@@ -928,8 +923,7 @@ def test_a_finished_batch_is_followed_by_a_fresh_question(cluster, four_queues):
 def read_up(cluster, topic):
     """A topic with one queue, and the position of a stream that has read its ten messages."""
     topic = f"{topic}-again"
-    cluster.create_topic(topic, queues=1)
-    send(cluster, topic, 10, queues=1)
+    make_topic(cluster, topic, 10, queues=1)
     with driver(cluster, topic, startingOffsets="earliest") as stream:
         start = begun(stream)
         end = after(stream, start)
@@ -940,8 +934,7 @@ def read_up(cluster, topic):
 def create_again(cluster: EmbeddedCluster, topic: str, count: int) -> None:
     with Admin(name_server=cluster.name_server) as admin:
         admin.topics.delete(topic)
-    cluster.create_topic(topic, queues=1)
-    send(cluster, topic, count, queues=1)
+    make_topic(cluster, topic, count, queues=1)
 
 
 _OTHER = "was read up to offset 10 and has another message at offset 9 now: it was created again"
@@ -1032,8 +1025,7 @@ def test_a_repeated_batch_notices_a_queue_that_was_created_again(cluster, read_u
 
 
 def test_of_a_queue_that_lost_its_end_only_later_messages_are_read_again(orbit_cluster):
-    orbit_cluster.create_topic("cut", queues=1)
-    send(orbit_cluster, "cut", 5, queues=1)
+    make_topic(orbit_cluster, "cut", 5, queues=1)
     orbit_cluster.clock.advance(100)
     lost_at = round(orbit_cluster.clock.now() * 1000)
     orbit_cluster.clock.advance(100)

@@ -12,7 +12,7 @@ import pytest
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.spark import worker
 from orbitmq.spark.options import write_options
-from orbitmq.spark.write import Origin, RowRefused, WriteCount, write_partition
+from orbitmq.spark.write import Origin, PartitionWritten, RowRefused, write_partition
 from orbitmq.testing.cluster import EmbeddedCluster
 
 MIB = 1024 * 1024
@@ -27,7 +27,7 @@ def kept():
 
 def write(
     cluster: EmbeddedCluster, rows: list[dict[str, Any]], *, origin: str = "query/1", **options: str
-) -> WriteCount:
+) -> PartitionWritten:
     texts = {"nameServer": cluster.name_server, **options}
     batch = pa.RecordBatch.from_pylist(rows)
     return write_partition(iter([batch]), write_options(texts, {}), Origin(origin, 0))
@@ -64,7 +64,7 @@ def test_every_row_that_may_be_sent_is_sent(cluster, topic, wanted):
 
     count = write(cluster, rows, topic=topic)
 
-    assert count == WriteCount(len(wanted), 0)
+    assert count == PartitionWritten(0, len(wanted), 0)
     assert sizes(cluster, topic) == wanted
 
 
@@ -86,7 +86,7 @@ def test_a_row_that_the_broker_refuses_is_named_or_left_out_and_no_other():
         cluster.create_topic("good", queues=1)
         count = write(cluster, rows, topic="good", badRows="skip")
 
-        assert count == WriteCount(len(wanted) - 2, 2)
+        assert count == PartitionWritten(0, len(wanted) - 2, 2)
         assert sizes(cluster, "good") == [size for size in wanted if size <= 10_000]
 
 

@@ -34,6 +34,12 @@ def fill(address: str, topic: str, messages: Iterable[Sent | bytes]) -> None:
     asyncio.run(_fill(address, topic, messages))
 
 
+def make_topic(cluster: EmbeddedCluster, topic: str, count: int, *, queues: int = 1) -> None:
+    """Create a topic whose messages are numbers, dealt out over its queues in turn."""
+    cluster.create_topic(topic, queues=queues)
+    fill(cluster.broker_addresses[0], topic, numbered(count, queues=queues))
+
+
 def numbered(count: int, *, queues: int = 1, first: int = 0, size: int = 0) -> list[Sent]:
     """Messages whose bodies are numbers, dealt out over queues in turn."""
     return [

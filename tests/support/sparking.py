@@ -79,7 +79,7 @@ def for_each(
 
 def _to_the_end(writer: DataStreamWriter, checkpoint: Path, **trigger: bool) -> None:
     writer = writer.option("checkpointLocation", str(checkpoint))
-    query = writer.trigger(**(trigger or {"availableNow": True})).start()  # type: ignore[call-overload]
+    query = writer.trigger(**(trigger or {"availableNow": True})).start()
     assert query.awaitTermination(DEADLINE)
 
 

@@ -22,7 +22,7 @@ import msgspec
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.names import is_retry_topic
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE, ConsoleLink, QueryReport
-from orbitmq.spark.consuming.progress import PipelineProgress, PipelineState
+from orbitmq.spark.consuming.progress import PipelineProgress, PipelineState, Settled
 from orbitmq.spark.options import SourceError, cause_of, from_json, is_starting
 
 try:
@@ -32,7 +32,7 @@ except ModuleNotFoundError:
     StreamingQueryListener = object  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     )
 
     from orbitmq.client.routes import Queue
-    from orbitmq.spark.consuming.returns import Settled
 
 
 log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ def report_queries(
     rows that queries send back: `Run.returned`.
     """
     reports = QueryReports(spark, console_link(console, token), groups or {}, returned)
-    spark.streams.addListener(reports.listener)
+    spark.streams.addListener(reports)
     return reports
 
 
@@ -77,8 +76,32 @@ def console_link(console: str | None, token: str | None = None) -> ConsoleLink:
     return ConsoleLink(address, token=token or os.environ.get(TOKEN_VARIABLE) or None)
 
 
-class QueryReports:
-    """The last report of each query of a session."""
+@dataclass(slots=True)
+class _Query:
+    """A query of a session: its last report, and its counts if rows are sent back."""
+
+    report: QueryReport
+    health: StreamHealth | None
+
+    def counts(self, now: float) -> dict[str, Any]:
+        """Counts of rows, where those that are sent back are counted."""
+        if (health := self.health) is None:
+            return {}
+        sent_back = health.sent_back
+        counts = {
+            "done": health.done,
+            "retried": sent_back.retried,
+            "dead": sent_back.dead,
+            "failed_share": health.share(now),
+        }
+        return counts | ({"state": "failing"} if health.is_failing(now) else {})
+
+
+class QueryReports(StreamingQueryListener):
+    """The last report of each query of a session.
+
+    Spark's events come on one thread; the link reads a query's newest report on another.
+    """
 
     def __init__(
         self,
@@ -95,25 +118,20 @@ class QueryReports:
         self._clock = clock or SystemClock()
         self._groups = groups
         self._url = _page_of(spark)
-        # Guards the following: Spark's events come on one thread, the link reads on another.
-        self._lock = threading.Lock()
-        self._ended = threading.Condition(self._lock)
+        self._queries: dict[str, _Query] = {}
         #: The runs whose end was not reported yet.
         self._runs: set[str] = set()
-        self._names: dict[str, str] = {}
-        self._reports: dict[str, QueryReport] = {}
-        self._health: dict[str, StreamHealth] = {}
-        self.listener = _Listener(self)
+        self._ended = threading.Condition()
 
     def stop(self) -> None:
         """End the reports. May be repeated."""
         self._await_ends()
-        self._spark.streams.removeListener(self.listener)
+        self._spark.streams.removeListener(self)
         self.link.stop()
 
     def _await_ends(self) -> None:
         """Wait for the reports of ended queries, which Spark sends asynchronously."""
-        with self._lock:
+        with self._ended:
             known = set(self._runs)
         if not known:
             return
@@ -123,121 +141,55 @@ class QueryReports:
 
     # ---- Spark's events
 
-    def started(self, event: QueryStartedEvent) -> None:
-        name = event.name or f"query {event.id}"
-        with self._lock:
-            self._names[str(event.id)] = name
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's names
+        name, stream = event.name or f"query {event.id}", str(event.id)
+        query = _Query(
+            QueryReport(state="running", group=self._groups.get(name), url=self._url),
+            None if self._returned is None else StreamHealth(self._returned, stream),
+        )
+        self._queries[stream] = query
+        with self._ended:
             self._runs.add(str(event.runId))
-            if self._returned is not None:
-                self._health[name] = StreamHealth(self._returned, str(event.id))
-        self._say(name, self._begun(name))
-        self.link.watch(name, lambda: self._look(name))
+        self.link.watch(name, lambda: query.report)
 
-    def progressed(self, event: QueryProgressEvent) -> None:
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         progress = event.progress
-        name = self._name_of(progress.id)
-        if name is None:
+        if (query := self._queries.get(str(progress.id))) is None:
             return
         found = lag_of(progress.sources)
         topics = tuple(sorted({queue.topic for queue in found}))
-        lag = {str(queue): waiting for queue, waiting in found.items()}
         now, rows = self._clock.monotonic(), max(0, progress.numInputRows or 0)
-        with self._lock:
-            before = self._reports[name]
-            health = self._health.get(name)
-            if health is not None and rows:
-                health.batch_ended(now, rows)
+        if query.health is not None and rows:
+            query.health.batch_ended(now, rows)
         seconds = progress.durationMs.get("triggerExecution")
-        self._say(
-            name,
-            msgspec.structs.replace(
-                before,
-                batch=progress.batchId,
-                rows=progress.numInputRows,
-                rows_per_second=_finite(progress.processedRowsPerSecond),
-                input_rows_per_second=_finite(progress.inputRowsPerSecond),
-                batch_seconds=None if seconds is None else seconds / 1000,
-                topics=topics or before.topics,
-                lag=lag,
-                **{
-                    "state": "running" if any(lag.values()) else "waiting",
-                    **self._handled(name, now),
-                },
-            ),
+        self._report(
+            query,
+            batch=progress.batchId,
+            rows=progress.numInputRows,
+            rows_per_second=_finite(progress.processedRowsPerSecond),
+            input_rows_per_second=_finite(progress.inputRowsPerSecond),
+            batch_seconds=None if seconds is None else seconds / 1000,
+            topics=topics or query.report.topics,
+            lag={str(queue): waiting for queue, waiting in found.items()},
+            **{"state": "running" if any(found.values()) else "waiting", **query.counts(now)},
         )
 
-    def idle(self, event: QueryIdleEvent) -> None:
-        name = self._name_of(event.id)
-        if name is not None:
-            with self._lock:
-                before = self._reports[name]
-            counts = self._handled(name, self._clock.monotonic())
-            self._say(name, msgspec.structs.replace(before, **{"state": "waiting", **counts}))
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        if (query := self._queries.get(str(event.id))) is not None:
+            self._report(query, **{"state": "waiting", **query.counts(self._clock.monotonic())})
 
-    def terminated(self, event: QueryTerminatedEvent) -> None:
-        name = self._name_of(event.id)
-        if name is None:
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        if (query := self._queries.get(str(event.id))) is None:
             return
-        with self._lock:
-            before = self._reports[name]
         error = None if event.exception is None else cause_of(event.exception)
-        state = "stopped" if error is None else "failed"
-        self._say(name, msgspec.structs.replace(before, state=state, error=error))
+        self._report(query, state="stopped" if error is None else "failed", error=error)
         with self._ended:
             self._runs.discard(str(event.runId))
             self._ended.notify_all()
 
-    def _handled(self, name: str, now: float) -> dict[str, Any]:
-        """Counts of rows, where those that are sent back are counted."""
-        with self._lock:
-            health = self._health.get(name)
-            if health is None:
-                return {}
-            sent_back = health.sent_back
-            counts = {
-                "done": health.done,
-                "retried": sent_back.retried,
-                "dead": sent_back.dead,
-                "failed_share": health.share(now),
-            }
-            return counts | ({"state": "failing"} if health.is_failing(now) else {})
-
-    # ---- reports
-
-    def _begun(self, name: str) -> QueryReport:
-        return QueryReport(state="running", group=self._groups.get(name), url=self._url)
-
-    def _say(self, name: str, report: QueryReport) -> None:
-        with self._lock:
-            self._reports[name] = report
+    def _report(self, query: _Query, **changes: Any) -> None:
+        query.report = msgspec.structs.replace(query.report, **changes)
         self.link.news()
-
-    def _look(self, name: str) -> QueryReport:
-        with self._lock:
-            return self._reports[name]
-
-    def _name_of(self, query: object) -> str | None:
-        with self._lock:
-            return self._names.get(str(query))
-
-
-class _Listener(StreamingQueryListener):
-    """Passes Spark's events on."""
-
-    def __init__(self, reports: QueryReports) -> None:
-        self._reports = reports
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's names
-        self._reports.started(event)
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        self._reports.progressed(event)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        self._reports.idle(event)
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        self._reports.terminated(event)
 
 
 def _page_of(spark: SparkSession) -> str | None:
@@ -258,61 +210,28 @@ def _finite(number: float | None) -> float | None:
 # sent back is known before that, so a stream's counts are compared when a report comes.
 
 
-@dataclass(frozen=True, slots=True)
-class SentBack:
-    """Rows that a stream sent back."""
-
-    retried: int = 0  #: to be delivered again
-    dead: int = 0  #: given up
-    held: int = 0  #: not handled: to be delivered again without an attempt being spent
-
-    @property
-    def rows(self) -> int:
-        return self.retried + self.dead + self.held
-
-    def plus(self, other: SentBack | Settled) -> SentBack:
-        return SentBack(
-            self.retried + other.retried, self.dead + other.dead, self.held + other.held
-        )
-
-    def since(self, earlier: SentBack) -> SentBack:
-        return SentBack(
-            self.retried - earlier.retried, self.dead - earlier.dead, self.held - earlier.held
-        )
-
-
-def stream_of(frame: DataFrame) -> str | None:
-    """The id of the stream whose batch the calling thread handles; None outside of one.
-
-    A stream keeps its id when it is started again.
-    """
-    # A Connect session has no context; its batches run in another process.
-    context = getattr(frame.sparkSession, "sparkContext", None)
-    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
-
-
 class SentBackCounts:
     """What the streams of a run sent back. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = SentBack()
-        self._by_stream: dict[str, SentBack] = {}
+        self._total = Settled()
+        self._by_stream: dict[str, Settled] = {}
 
     def add(self, stream: str | None, settled: Settled) -> None:
         """Count rows, of a stream or only in the total."""
         with self._lock:
             self._total = self._total.plus(settled)
             if stream is not None:
-                self._by_stream[stream] = self._by_stream.get(stream, SentBack()).plus(settled)
+                self._by_stream[stream] = self._by_stream.get(stream, Settled()).plus(settled)
 
-    def total(self) -> SentBack:
+    def total(self) -> Settled:
         with self._lock:
             return self._total
 
-    def of(self, stream: str) -> SentBack:
+    def of(self, stream: str) -> Settled:
         with self._lock:
-            return self._by_stream.get(stream, SentBack())
+            return self._by_stream.get(stream, Settled())
 
 
 class StreamHealth:
@@ -338,7 +257,7 @@ class StreamHealth:
         self.done = done
 
     @property
-    def sent_back(self) -> SentBack:
+    def sent_back(self) -> Settled:
         """Rows sent back, those of the running batch included."""
         return self._counts.of(self._stream).since(self._before)
 

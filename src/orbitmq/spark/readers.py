@@ -13,8 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
@@ -32,11 +31,10 @@ from orbitmq.spark.plan import (
 from orbitmq.spark.source import check_schema
 from orbitmq.spark.stream import StreamDriver
 from orbitmq.spark.worker import (
-    STREAM_RUNNER,
     cause_first,
     exit_quietly,
     freeze_modules,
-    main_module,
+    has_java_hung_up,
     pyspark_features,
 )
 
@@ -47,6 +45,9 @@ if TYPE_CHECKING:
     from orbitmq.spark.options import Json
 
 
+Options = TypeVar("Options", bound=BatchOptions | StreamOptions)
+
+
 @dataclass
 class RangePartition(InputPartition):
     """What one task reads."""
@@ -54,18 +55,30 @@ class RangePartition(InputPartition):
     ranges: tuple[QueueRange, ...]
 
 
-class RocketMQBatchReader(DataSourceReader):
+class _Reader(Generic[Options]):
+    """What readers need in tasks."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+        exit_quietly()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Without partitions Spark makes an empty one of its own.
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        from orbitmq.spark.read import read_partition  # noqa: PLC0415  # tasks only
+
+        return read_partition(partition.ranges, self._options.read, self._schema)
+
+
+class RocketMQBatchReader(_Reader[BatchOptions], DataSourceReader):
     """Reads what a topic has when the read is planned.
 
     Trap: no `pushFilters`. In PySpark 4.3 a filter that one query pushes stays in the DataFrame
     and restricts every other query on it. Ranges, queues, tags and times are options instead.
     """
-
-    def __init__(self, options: BatchOptions, schema: StructType) -> None:
-        check_schema(schema)
-        self._options = options
-        self._schema = schema
-        exit_quietly()
 
     @cause_first()
     def partitions(self) -> list[InputPartition]:
@@ -77,14 +90,6 @@ class RocketMQBatchReader(DataSourceReader):
         parts = partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
         freeze_modules()
         return [RangePartition(part) for part in parts]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Without partitions Spark makes an empty one of its own.
-        if not isinstance(partition, RangePartition):
-            return iter(())
-        from orbitmq.spark.read import read_partition  # noqa: PLC0415  # tasks only
-
-        return read_partition(partition.ranges, self._options.read, self._schema)
 
     def _ranges(self, cluster: RangeCluster) -> list[QueueRange]:
         options, read = self._options, self._options.read
@@ -131,15 +136,12 @@ class RocketMQBatchReader(DataSourceReader):
         return QueueRange(each.queue, start, max(start, end))
 
 
-class StreamReader(DataSourceStreamReader):
+class StreamReader(_Reader[StreamOptions], DataSourceStreamReader):
     """Reads a stream: what the readers for all versions of PySpark share."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
-        check_schema(schema)
-        self._options = options
-        self._schema = schema
+        super().__init__(options, schema)
         self._driver: StreamDriver | None = None
-        exit_quietly()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None}
@@ -152,13 +154,6 @@ class StreamReader(DataSourceStreamReader):
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         return [RangePartition(part) for part in self._running().partitions(start, end)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, RangePartition):
-            return iter(())
-        from orbitmq.spark.read import read_partition  # noqa: PLC0415  # tasks only
-
-        return read_partition(partition.ranges, self._options.read, self._schema)
-
     @cause_first()
     def commit(self, end: Json) -> None:
         self._running().finished(end)
@@ -167,7 +162,7 @@ class StreamReader(DataSourceStreamReader):
         if self._driver is not None:
             self._driver.stop()
             self._driver = None
-        if _has_java_hung_up():
+        if has_java_hung_up():
             # PySpark would report the end to Java, which has closed the connection, and print a
             # traceback on the terminal.
             os._exit(0)
@@ -181,30 +176,6 @@ class StreamReader(DataSourceStreamReader):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return self._driver
-
-
-def _has_java_hung_up() -> bool:
-    """Whether Java ended the process of a query, by a signal or by closing the connection.
-
-    PySpark notices the latter when it reads or writes. A connection to a broker may fail in the
-    same way, and that must be reported to Java.
-    """
-    if main_module() != STREAM_RUNNER:
-        return False
-    error = sys.exception()
-    if isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
-        return not _passed_through_us(error.__traceback__)
-    return isinstance(error, SystemExit)
-
-
-def _passed_through_us(traceback: TracebackType | None) -> bool:
-    """Whether an error came out of code of this package."""
-    ours = __name__.partition(".")[0]
-    while traceback is not None:
-        if traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0] == ours:
-            return True
-        traceback = traceback.tb_next
-    return False
 
 
 class PlainStreamReader(StreamReader):

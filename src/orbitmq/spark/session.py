@@ -189,14 +189,19 @@ def _spark_home(environment: Mapping[str, str]) -> Path:
                 link.symlink_to(target, target_is_directory=True)
             except FileExistsError:
                 continue  # another session made it meanwhile
-    logging = home / "conf" / "log4j2.properties"
-    if not logging.exists() or logging.read_text() != _LOGGING:
-        logging.parent.mkdir(exist_ok=True)
-        # Other sessions may read it at the same time.
-        with tempfile.NamedTemporaryFile("w", dir=logging.parent, delete=False) as fresh:
-            fresh.write(_LOGGING)
-        Path(fresh.name).replace(logging)
+    _keep(home / "conf" / "log4j2.properties", _LOGGING)
     return home
+
+
+def _keep(file: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file unless it has this text; other sessions may read or write it meanwhile."""
+    if file.exists() and file.read_text() == text:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as fresh:
+        fresh.write(text)
+    Path(fresh.name).chmod(mode)
+    Path(fresh.name).replace(file)
 
 
 log = logging.getLogger(__name__)
@@ -301,15 +306,7 @@ def _shim_home(real_home: Path, environment: Mapping[str, str]) -> Path:
     # One for each Java that there is.
     mark = hashlib.sha256(str(real_home).encode()).hexdigest()[:12]
     home = cache_folder(environment) / f"java-{mark}"
-    launcher = home / "bin" / "java"
-    text = _SHIM % real_home
-    if not launcher.exists() or launcher.read_text() != text:
-        launcher.parent.mkdir(parents=True, exist_ok=True)
-        # Sessions may start in parallel: each writes its own file, the last rename wins.
-        with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as fresh:
-            fresh.write(text)
-        Path(fresh.name).chmod(0o755)
-        Path(fresh.name).replace(launcher)
+    _keep(home / "bin" / "java", _SHIM % real_home, 0o755)
     return home
 
 

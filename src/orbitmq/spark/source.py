@@ -155,7 +155,7 @@ def check_schema(schema: StructType) -> None:
         if column.name in seen:
             raise SchemaRefused(f"column {column.name!r} is in the schema twice")
         seen.add(column.name)
-        if not _is_same(column.dataType, kind):
+        if not is_same(column.dataType, kind):
             raise SchemaRefused(
                 f"column {column.name!r} is {kind.simpleString()}, the schema says "
                 f"{column.dataType.simpleString()}; cast it after loading"
@@ -182,7 +182,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _is_same(given: DataType, kind: DataType) -> bool:
+def is_same(given: DataType, kind: DataType) -> bool:
+    """Whether two types are the same, whatever the nullability of a map's values."""
     if isinstance(kind, MapType):
         return (
             isinstance(given, MapType)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, TaskContext
     from pyspark.sql import DataFrame
 
     from orbitmq.client.ranges.connections import RangeAccess, RangeConnections
@@ -199,6 +199,30 @@ def _report_unless_closed(unraisable: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(unraisable)
 
 
+def has_java_hung_up() -> bool:
+    """Whether Java ended the process of a query, by a signal or by closing the connection.
+
+    PySpark notices the latter when it reads or writes. A connection to a broker may fail in the
+    same way, and that must be reported to Java.
+    """
+    if main_module() != STREAM_RUNNER:
+        return False
+    error = sys.exception()
+    if isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
+        return not _passed_through_us(error.__traceback__)
+    return isinstance(error, SystemExit)
+
+
+def _passed_through_us(traceback: TracebackType | None) -> bool:
+    """Whether an error came out of code of this package."""
+    ours = __name__.partition(".")[0]
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0] == ours:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
 # The memory of a worker
 
 
@@ -288,6 +312,30 @@ def receive_buffer(size: int) -> Iterator[ReceiveBuffer]:
     # Not after an error: then a piece of it may still be in use.
     if buffer.is_unused and not _buffers:
         _buffers.append(buffer)
+
+
+# Streams
+
+#: The local properties in which Spark tells a thread and its tasks which batch they work on.
+_QUERY_PROPERTY: Final = "sql.streaming.queryId"
+_BATCH_PROPERTY: Final = "streaming.sql.batchId"
+
+
+def query_of(frame: DataFrame) -> str | None:
+    """The id of the stream whose batch the calling thread handles; None outside of one.
+
+    A stream keeps its id when it is started again.
+    """
+    # A Connect session has no context; its batches run in another process.
+    context = getattr(frame.sparkSession, "sparkContext", None)
+    return None if context is None else context.getLocalProperty(_QUERY_PROPERTY)
+
+
+def batch_of_task(context: TaskContext) -> str | None:
+    """The stream and the batch of a task; None if it is of no stream."""
+    query = context.getLocalProperty(_QUERY_PROPERTY)
+    batch = context.getLocalProperty(_BATCH_PROPERTY)
+    return f"{query}/{batch}" if query and batch is not None else None
 
 
 # The driver

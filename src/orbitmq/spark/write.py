@@ -56,6 +56,7 @@ from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement
 from orbitmq.spark.options import SchemaRefused, SourceError, TopicMissing, WriteOptions
 from orbitmq.spark.source import COLUMNS
 from orbitmq.spark.worker import (
+    batch_of_task,
     cause_first,
     connections_to,
     exit_quietly,
@@ -114,20 +115,14 @@ class TopicWriter:
 
     @cause_first()
     def write(self, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
-
         exit_quietly()
-        origin = self._origin()
-        count = write_partition(batches, self._options, origin)
-        return PartitionWritten(origin.partition, count.sent, count.skipped)
+        return write_partition(batches, self._options, self._origin())
 
     def _origin(self) -> Origin:
         context = TaskContext.get()
         if context is None:
             return Origin(self._job, 0)
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch = context.getLocalProperty("streaming.sql.batchId")
-        writer = f"{query}/{batch}" if query and batch is not None else self._job
-        return Origin(writer, context.partitionId())
+        return Origin(batch_of_task(context) or self._job, context.partitionId())
 
     def _log(self, what: str, messages: Iterable[WriterCommitMessage | None]) -> None:
         exit_quietly()  # Spark may call nothing else in this worker
@@ -216,17 +211,9 @@ LARGEST_BODY: Final = 4 * 1024 * 1024
 _LOGGED: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class WriteCount:
-    """How many rows of a partition were sent and skipped."""
-
-    sent: int
-    skipped: int
-
-
 def write_partition(
     batches: Iterator[pa.RecordBatch], options: WriteOptions, origin: Origin
-) -> WriteCount:
+) -> PartitionWritten:
     """Send every row and wait until brokers have stored all."""
     writer = range_writer(
         options.access, options.producer_group, WritingSettings(timeout=options.timeout)
@@ -261,7 +248,7 @@ class _PartitionWriter:
         self._queues: dict[str, tuple[Queue, ...]] = {}
         self._known: set[Queue] = set()
         self._open: dict[Queue, _OpenFrame] = {}
-        self._turn = origin.partition
+        self._partition = self._turn = origin.partition
         #: A broker applies the limit of a message to a batch.
         self._largest_frame = min(options.frame_bytes, LARGEST_BODY)
         self._sent = 0
@@ -312,14 +299,14 @@ class _PartitionWriter:
         if not is_free:
             open_frame.may_go_elsewhere = False
 
-    def finish(self) -> WriteCount:
+    def finish(self) -> PartitionWritten:
         for queue in tuple(self._open):
             self._flush(queue)
         self._writer.finish()
         self._take_refused()
         if self._skipped:
             log.warning("%d rows could not be written and were left out", self._skipped)
-        return WriteCount(self._sent, self._skipped)
+        return PartitionWritten(self._partition, self._sent, self._skipped)
 
     def _flush(self, queue: Queue) -> None:
         open_frame = self._open.pop(queue, None)

@@ -41,22 +41,26 @@ def pieces(count: int, messages: int = 10) -> tuple[Piece, ...]:
     return tuple(Piece(QueueRange(queue, 0, messages)) for queue in queues)
 
 
+def stub(**facts: Any) -> Any:
+    return SimpleNamespace(**facts)
+
+
 class Group:
     """A loop whose plans and jobs have the results that a test sets."""
 
     def __init__(self, jobs: Any = None, **settings: float) -> None:
         self.settled: list[list[PieceReport]] = []
         self.limits: list[int] = []
-        self.spark: Any = SimpleNamespace()
+        self.spark = stub()
         self.clock = HandClock()
         self.outcome: list[PieceReport] | Exception = []
         times: Any = {"first_pause": 0.001, "longest_pause": 0.001, "idle": 0.001, **settings}
         self.stops: list[int] = []
-        self.driver: Any = SimpleNamespace(
+        self.driver = stub(
             batch=BatchSettings(**times),
             group="billing",
             client_id="1",
-            options=SimpleNamespace(ordered=False),
+            options=stub(ordered=False),
             packed=object(),
             lag=dict,
             denial=lambda: None,
@@ -65,9 +69,9 @@ class Group:
             settle=self._settle,
             stop=lambda: self.stops.append(1),
         )
-        calm: Any = SimpleNamespace(begin=lambda: None, end=lambda: None)
+        jobs = jobs or stub(begin=lambda: None, end=lambda: None)
         self.loop = BatchLoop(
-            self.spark, self.driver, clock=self.clock, jobs=jobs or calm, run_batch=self.job
+            self.spark, self.driver, clock=self.clock, jobs=jobs, run_batch=self.job
         )
 
     def batch(self, outcome: Outcome, *, messages: int = 10) -> None:

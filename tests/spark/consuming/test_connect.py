@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.filling import fill, numbered
+from tests.support.filling import make_topic
 from tests.support.sparkconsuming import Journal, progress_of
 
 ROOT = Path(__file__).parents[3]
@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.timeout(180)
 def test_a_connect_session_runs_a_group_like_any_other(orbit_cluster, tmp_path):
-    orbit_cluster.create_topic("orders", queues=2)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(100, queues=2))
+    make_topic(orbit_cluster, "orders", 100, queues=2)
     journal = Journal(tmp_path / "journal")
 
     done = subprocess.run(

@@ -22,7 +22,7 @@ from orbitmq.errors import AccessDenied, SettingError, WrongUse
 from orbitmq.spark import BatchSettings
 from orbitmq.spark.consuming.progress import BatchReport, PipelineFailed, PipelineState
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import Sent, fill, numbered
+from tests.support.filling import Sent, fill, make_topic, numbered
 from tests.support.sparkconsuming import SOON, idle, progress_of
 from tests.support.sparking import until
 
@@ -52,8 +52,7 @@ def of_orders(queues: frozenset[Queue]) -> int:
 def test_handlers_of_all_kinds_get_every_message_once(pipeline, orbit_cluster, journal):
     """The kinds that a `Consumer` takes: one message, a batch, `async def`; and a filter."""
     for topic in ("single", "batched", "awaited"):
-        orbit_cluster.create_topic(topic, queues=4)
-        send(orbit_cluster, topic, numbered(200, queues=4))
+        make_topic(orbit_cluster, topic, 200, queues=4)
     send(orbit_cluster, "single", [Sent(b"not for us", 0, {"TAGS": "draft"})])
     note = journal.writing()
     reports: list[BatchReport] = []
@@ -93,8 +92,7 @@ def test_handlers_of_all_kinds_get_every_message_once(pipeline, orbit_cluster, j
 def test_a_failing_message_comes_again_after_growing_delays_and_ends_as_a_dead_letter(
     pipeline, orbit_cluster, journal
 ):
-    orbit_cluster.create_topic("orders", queues=2)
-    send(orbit_cluster, "orders", numbered(20, queues=2))
+    make_topic(orbit_cluster, "orders", 20, queues=2)
 
     def bill(message):
         if message.text() == "7":
@@ -172,8 +170,7 @@ def test_handlers_say_what_becomes_of_messages(pipeline, orbit_cluster, journal)
 def test_in_order_a_failing_message_holds_its_queue_and_no_other(
     pipeline, orbit_cluster, journal, tmp_path
 ):
-    orbit_cluster.create_topic("orders", queues=3)
-    send(orbit_cluster, "orders", numbered(60, queues=3))
+    make_topic(orbit_cluster, "orders", 60, queues=3)
     allowed = tmp_path / "allowed"
     path = str(allowed)
 
@@ -244,8 +241,7 @@ def test_a_group_is_shared_with_plain_consumers_that_come_and_go(pipeline, orbit
 
 
 def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(pipeline, orbit_cluster, journal):
-    orbit_cluster.create_topic("orders", queues=2)
-    send(orbit_cluster, "orders", numbered(2000, queues=2))
+    make_topic(orbit_cluster, "orders", 2000, queues=2)
 
     def slow(message):
         threading.Event().wait(0.01)
@@ -270,8 +266,7 @@ def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(pipeline, orbit_cl
 def test_a_worker_that_dies_costs_a_repetition_and_nothing_else(
     pipeline, orbit_cluster, journal, tmp_path
 ):
-    orbit_cluster.create_topic("orders", queues=1)
-    send(orbit_cluster, "orders", numbered(50))
+    make_topic(orbit_cluster, "orders", 50, queues=1)
     path = str(tmp_path / "died")
 
     def die_once(message):
@@ -292,8 +287,7 @@ def test_a_worker_that_dies_costs_a_repetition_and_nothing_else(
 
 def test_a_broker_that_is_restarted_in_a_batch_loses_nothing(pipeline, orbit_cluster, journal):
     """Failing messages included, which it is asked to take back just then."""
-    orbit_cluster.create_topic("orders", queues=2)
-    send(orbit_cluster, "orders", numbered(400, queues=2))
+    make_topic(orbit_cluster, "orders", 400, queues=2)
 
     def slow(message):
         threading.Event().wait(0.02)
@@ -349,8 +343,7 @@ def test_a_pipeline_that_may_read_nothing_ends_with_the_reason(
 def test_a_pipeline_says_which_module_its_workers_lack(
     pipeline, orbit_cluster, tmp_path, monkeypatch
 ):
-    orbit_cluster.create_topic("orders", queues=1)
-    send(orbit_cluster, "orders", numbered(5))
+    make_topic(orbit_cluster, "orders", 5, queues=1)
     (tmp_path / "only_here.py").write_text("def bill(message): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     bill = importlib.import_module("only_here").bill

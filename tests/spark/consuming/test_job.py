@@ -31,11 +31,8 @@ class Session:
         return self
 
     def collect(self) -> list[Any]:
-        found = [row for batch in self._handle(iter([self._numbers])) for row in batch.to_pylist()]
-        return [SimpleNamespace(asDict=lambda row=row: self._row(row)) for row in found]
-
-    def _row(self, row: dict[str, Any]) -> dict[str, Any]:
-        return row | {"attempts": dict(row["attempts"]), "beyond": tuple(row["beyond"])}
+        batches = self._handle(iter([self._numbers]))
+        return [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
 
 
 class Idle:

@@ -12,9 +12,8 @@ import pytest
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.errors import SettingError
 from orbitmq.spark import judged, process, settle, with_retries
-from orbitmq.spark.consuming.progress import RowsRefused
-from orbitmq.spark.consuming.returns import Settled
-from tests.support.filling import fill, numbered
+from orbitmq.spark.consuming.progress import RowsRefused, Settled
+from tests.support.filling import make_topic
 from tests.support.sparking import DEADLINE, numbers, read, stream, until
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ def lose_blocks(spark: SparkSession) -> None:
 
 def test_a_row_is_written_or_given_back_by_one_verdict(spark, orbit_cluster, tmp_path):
     """The handler would say something else the second time: it is not asked."""
-    orbit_cluster.create_topic("orders", queues=2)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(6, queues=2))
+    make_topic(orbit_cluster, "orders", 6, queues=2)
     frame = read(spark, orbit_cluster, "orders")
     before = set(kept_blocks(spark))
 
@@ -68,8 +66,7 @@ def test_a_row_without_a_verdict_comes_again(spark, orbit_cluster):
     """An expression that says nothing about some rows must not count them as done."""
     from pyspark.sql.functions import expr
 
-    orbit_cluster.create_topic("orders", queues=2)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(6, queues=2))
+    make_topic(orbit_cluster, "orders", 6, queues=2)
 
     with judged(read(spark, orbit_cluster, "orders"), lambda message: None) as rows:
         changed = rows.withColumn("outcome", expr("CASE WHEN body <> '3' THEN outcome END"))
@@ -84,8 +81,7 @@ def test_a_row_without_a_verdict_comes_again(spark, orbit_cluster):
 def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(
     spark, orbit_cluster, tmp_path
 ):
-    orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(6))
+    make_topic(orbit_cluster, "orders", 6, queues=1)
     frame = read(spark, orbit_cluster, "orders")
 
     with judged(frame, failing_once("3", tmp_path)) as rows:
@@ -127,8 +123,7 @@ def test_what_cannot_be_kept_is_refused(spark, cluster, topic, monkeypatch):
 
 def test_a_repeated_batch_replaces_what_it_wrote(spark, orbit_cluster, tmp_path):
     """As the guide and the example do it: a folder for each batch."""
-    orbit_cluster.create_topic("orders", queues=2)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(20, queues=2))
+    make_topic(orbit_cluster, "orders", 20, queues=2)
     server, billed = orbit_cluster.name_server, tmp_path / "billed"
     topics = with_retries("orders", group="billing", name_server=server)
     batches: list[int] = []

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from orbitmq.spark import consume
-from tests.support.filling import fill, numbered
+from tests.support.filling import make_topic
 from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until
 from tests.support.sparkkilling import Job
@@ -23,8 +23,7 @@ IN_A_BATCH = 100
 @pytest.mark.timeout(420)
 def test_nothing_is_lost_when_the_driver_is_killed_in_a_batch(spark, orbit_cluster, tmp_path):
     """And little comes twice: what was in the batch that nobody could report."""
-    orbit_cluster.create_topic(TOPIC, queues=QUEUES)
-    fill(orbit_cluster.broker_addresses[0], TOPIC, numbered(COUNT, queues=QUEUES))
+    make_topic(orbit_cluster, TOPIC, COUNT, queues=QUEUES)
     journal = Journal(tmp_path / "journal")
 
     first = Job("sparkconsumer", orbit_cluster.name_server, GROUP, TOPIC, str(journal.path))

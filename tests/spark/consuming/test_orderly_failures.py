@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import BatchSettings
-from tests.support.filling import fill, numbered
+from tests.support.filling import make_topic
 from tests.support.sparkconsuming import DEADLINE, idle, progress_of
 from tests.support.sparking import until
 
@@ -50,8 +50,7 @@ def dying_beside_a_slow_one(folder: Path) -> Handler:
 def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ended(
     pipeline, orbit_cluster, journal, tmp_path
 ):
-    orbit_cluster.create_topic("orders", queues=2)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(60, queues=2))
+    make_topic(orbit_cluster, "orders", 60, queues=2)
     run = pipeline(ordered=True)
     run.on("orders")(journal.writing(dying_beside_a_slow_one(tmp_path)))
 
@@ -67,8 +66,7 @@ def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ende
 
 def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(pipeline, orbit_cluster, tmp_path):
     """Else its queues would be given to others while it works on them."""
-    orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
+    make_topic(orbit_cluster, "orders", 1, queues=1)
     started = tmp_path / "started"
     path = str(started)
 

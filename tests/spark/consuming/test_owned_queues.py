@@ -367,19 +367,20 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
     for queue in (QUEUE, OTHER):
         bench.own(queues, queue, lock=LockStub())
 
-    async def batch(**failure: str) -> None:
+    async def batch(failure: str | None = None) -> None:
         planned = await queues.plan(10)
         reports = []
         for place, piece in enumerate(planned.pieces):
             if failure and piece.range.queue == QUEUE:
-                reports.append(PieceReport(place=place, finished=piece.range.start, **failure))
+                start = piece.range.start
+                reports.append(PieceReport(place=place, finished=start, task_error=failure))
             else:
                 reports.append(PieceReport(place=place, finished=piece.range.end))
         await queues.settle(planned, reports)
 
     waited = []
     for _ in range(3):
-        await batch(task_error="no such module")
+        await batch("no such module")
         began = clock.monotonic()
         while QUEUE not in planned_queues(await queues.plan(10)):
             clock.advance(0.25)

@@ -23,7 +23,7 @@ from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.worker import Worker
 from orbitmq.store.queues import ConsumeQueue
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import fill, numbered
+from tests.support.filling import make_topic
 
 DEADLINE = 60.0
 GAP = range(5, 15)
@@ -109,8 +109,7 @@ def _unused(message: ReceivedMessage) -> None:
 @pytest.fixture(params=[False, True], ids=["concurrent", "ordered"])
 def group(orbit_cluster, monkeypatch, request):
     monkeypatch.setattr("orbitmq.spark.consuming.queues.COMPARE_EVERY", 0.1)
-    orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
+    make_topic(orbit_cluster, "orders", 20, queues=1)
     found = Group(orbit_cluster, ordered=request.param)
     yield found
     found.stop()

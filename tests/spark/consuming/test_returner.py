@@ -12,15 +12,14 @@ from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
 from orbitmq.spark.consuming.returns import SendBackClient, SendBackResult
 from orbitmq.spark.consuming.verdicts import NO_PLACE
-from tests.support.filling import fill, numbered
+from tests.support.filling import make_topic
 from tests.support.sparking import until
 
 
 @pytest.mark.parametrize("number", range(4))  # which queue a producer chooses is chance
 def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(orbit_cluster, number):
     """Its retry topic has one queue as soon as it exists; before, a producer expects more."""
-    orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
+    make_topic(orbit_cluster, "orders", 1, queues=1)
     queue = Queue("orders", "broker-a", 0)
     gone = StoredMessage.build(
         topic="orders", stored_body=b"gone", queue_offset=77, physical_offset=NO_PLACE
@@ -62,8 +61,7 @@ def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(orbit_cluste
 def test_what_is_dead_is_counted_by_the_limit_of_the_group(
     orbit_cluster, limit, is_there, dead, retried
 ):
-    orbit_cluster.create_topic("orders", queues=1)
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(3))
+    make_topic(orbit_cluster, "orders", 3, queues=1)
     with Admin(name_server=orbit_cluster.name_server) as admin:
         admin.groups.create("billing", max_retries=limit)
     queue = Queue("orders", "broker-a", 0)

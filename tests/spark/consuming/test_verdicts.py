@@ -17,8 +17,8 @@ from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
-from orbitmq.spark.consuming.progress import ReturnFailed, RowsRefused
-from orbitmq.spark.consuming.returns import Settled, neighbours
+from orbitmq.spark.consuming.progress import ReturnFailed, RowsRefused, Settled
+from orbitmq.spark.consuming.returns import neighbours
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, numbered
 from tests.support.sparking import DEADLINE, read, stream, until

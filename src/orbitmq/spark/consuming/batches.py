@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orbitmq.clock import Clock, SystemClock
@@ -398,13 +398,6 @@ def _got_on(planned: BatchPlan, report: PieceReport) -> bool:
 # order a second attempt therefore handles nothing and postpones its queues until the first begins
 # no call. For the same reason an error of a task is reported, not raised: Spark would retry it.
 
-_SCHEMA: Final = (
-    "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
-    "kept BIGINT, held BIGINT, failed BIGINT, attempts MAP<BIGINT, INT>, "
-    "pause DOUBLE, error STRING, reset_to BIGINT, task_error STRING, is_postponed BOOLEAN, "
-    "missing BIGINT"
-)
-_COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
 #: In order: seconds that a process may need for handlers and connections before its first call. A
 #: lost attempt may begin calls for that much longer.
 READY: Final = 10.0
@@ -424,10 +417,9 @@ def run_in_spark(
     """
     assert packed is not None  # noqa: S101  # made by the start of the driver
     numbers = spark.range(0, len(tasks), 1, len(tasks))
-    rows = numbers.mapInArrow(
-        _handling(packed, tasks, seconds, is_ordered=is_ordered), _SCHEMA
-    ).collect()
-    return [PieceReport(**row.asDict()) for row in rows]
+    handle = _handling(packed, tasks, seconds, is_ordered=is_ordered)
+    rows = numbers.mapInArrow(handle, "reports BINARY").collect()
+    return [report for row in rows for report in pickle.loads(row.reports)]  # noqa: S301  # our own
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -460,11 +452,11 @@ def _handling(
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 if not is_ordered:
-                    yield _rows(worker_for(packed).handle(tasks[number], seconds))
+                    yield _row(worker_for(packed).handle(tasks[number], seconds))
                 elif _attempt() > 0:
-                    yield _rows(postponed(tasks[number], seconds + READY))
+                    yield _row(postponed(tasks[number], seconds + READY))
                 else:
-                    yield _rows(_in_order(packed, tasks[number], seconds))
+                    yield _row(_in_order(packed, tasks[number], seconds))
 
     return handle
 
@@ -518,27 +510,11 @@ def postponed(pieces: Iterable[tuple[int, Piece]], seconds: float) -> list[Piece
     ]
 
 
-def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
+def _row(reports: Sequence[PieceReport]) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415  # tasks only
 
-    types = {
-        "beyond": pa.list_(pa.int64()),
-        "place": pa.int32(),
-        "attempts": pa.map_(pa.int64(), pa.int32()),
-        "pause": pa.float64(),
-        "error": pa.string(),
-        "task_error": pa.string(),
-        "is_postponed": pa.bool_(),
-    }
-    schema = pa.schema([(name, types.get(name, pa.int64())) for name in _COLUMNS])
-    rows = [
-        {name: getattr(report, name) for name in _COLUMNS}
-        | {
-            "attempts": sorted(report.attempts.items()),
-        }
-        for report in reports
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema=schema)
+    packed = pickle.dumps(list(reports))
+    return pa.RecordBatch.from_pydict({"reports": pa.array([packed], pa.binary())})
 
 
 class SparkJobs:

@@ -110,6 +110,34 @@ class PipelineProgress:
         return sum(self.lag.values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """How many rows of DataFrames were sent back."""
+
+    retried: int = 0  #: to be delivered again
+    dead: int = 0  #: given up
+    #: Kept from the handler by middleware: they come again and did not fail.
+    held: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.retried + self.dead + self.held
+
+    def plus(self, other: Settled) -> Settled:
+        return Settled(
+            retried=self.retried + other.retried,
+            dead=self.dead + other.dead,
+            held=self.held + other.held,
+        )
+
+    def since(self, earlier: Settled) -> Settled:
+        return Settled(
+            retried=self.retried - earlier.retried,
+            dead=self.dead - earlier.dead,
+            held=self.held - earlier.held,
+        )
+
+
 class PipelineFailed(OrbitError):
     """Too many jobs of a pipeline failed in a row; it has left its group."""
 

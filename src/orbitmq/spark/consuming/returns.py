@@ -11,7 +11,7 @@ import enum
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.sendback import SendBack, retries_allowed
@@ -33,7 +33,7 @@ from orbitmq.message.properties import (
 from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.names import check_group, dead_letter_topic, retry_topic
 from orbitmq.spark.consuming.pipeline import resolve_access, source_options
-from orbitmq.spark.consuming.progress import ReturnFailed
+from orbitmq.spark.consuming.progress import ReturnFailed, Settled
 from orbitmq.spark.consuming.verdicts import (
     ADDED,
     DEAD_LETTER,
@@ -73,11 +73,8 @@ class SendBackResult(enum.Enum):
 class SendBackCounts:
     """The results for the messages of a piece."""
 
-    retried: int = 0
-    dead: int = 0
-    kept: int = 0
-    held: int = 0  #: kept from the handler by middleware: they did not fail
-    failed: int = 0  #: all but those that were held
+    results: Counter[SendBackResult] = field(default_factory=Counter)
+    failed: int = 0  #: all but those that middleware held
     reason: str | None = None
 
 
@@ -118,17 +115,8 @@ class CountingSendBack(SendBack):
                 others.append(sent)
                 continue
             found.reason = failure.reason or found.reason
-            if not failure.is_held:
-                found.failed += 1
-            match self.fate(message, failure, is_taken=is_taken):
-                case SendBackResult.RETRIED:
-                    found.retried += 1
-                case SendBackResult.DEAD:
-                    found.dead += 1
-                case SendBackResult.HELD:
-                    found.held += 1
-                case SendBackResult.KEPT:
-                    found.kept += 1
+            found.failed += not failure.is_held
+            found.results[self.fate(message, failure, is_taken=is_taken)] += 1
         self._sent = others
         return found
 
@@ -278,16 +266,6 @@ _USED: Final = (*REQUIRED, *_OPTIONAL, *ADDED)
 _NEIGHBOURS: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """How many rows were sent back."""
-
-    retried: int
-    dead: int
-    #: Rows that middleware kept from the handler: they come again and did not fail.
-    held: int = 0
-
-
 def settle(
     frame: DataFrame,
     group: str,
@@ -421,21 +399,8 @@ def _counted(fates: Sequence[SendBackResult], error: str | None = None) -> pa.Re
     counts = Counter(fates)
     if error is None and counts[SendBackResult.KEPT]:
         error = "no broker took it"
-    return pa.RecordBatch.from_arrays(
-        [
-            *(
-                pa.array([counts[fate]], pa.int64())
-                for fate in (
-                    SendBackResult.RETRIED,
-                    SendBackResult.DEAD,
-                    SendBackResult.HELD,
-                    SendBackResult.KEPT,
-                )
-            ),
-            pa.array([error], pa.string()),
-        ],
-        names=["retried", "dead", "held", "kept", "error"],
-    )
+    columns = {each.value: pa.array([counts[each]], pa.int64()) for each in SendBackResult}
+    return pa.RecordBatch.from_pydict({**columns, "error": pa.array([error], pa.string())})
 
 
 #: The property with the reason of a failure.

@@ -370,41 +370,19 @@ def check_columns(frame: DataFrame, wanted: Sequence[str], *, optional: Sequence
             f"the DataFrame has no column {', '.join(missing)}; it must have those of the "
             f"rocketmq source: {', '.join(wanted)}"
         )
-    kinds = _kinds()
+    from pyspark.sql.types import IntegralType, StringType, TimestampType  # noqa: PLC0415
+
+    from orbitmq.spark.source import COLUMNS, is_same  # noqa: PLC0415  # only where Spark is
+
     for column in frame.schema.fields:
         if column.name not in wanted and column.name not in optional:
             continue
-        allowed, text = kinds.get(column.name, (object, ""))
-        if not isinstance(column.dataType, allowed) or not _holds_texts(column.dataType):
+        kind = COLUMNS.get(column.name, StringType())  # `outcome` is a text
+        is_whole = isinstance(kind, IntegralType) and isinstance(column.dataType, IntegralType)
+        # A message has no time where the column has another type.
+        if not (is_whole or isinstance(kind, TimestampType) or is_same(column.dataType, kind)):
             raise RowsRefused(
-                f"column {column.name} must be {text}, it is {column.dataType.simpleString()}; "
-                "keep what the rocketmq source gave, and put what is made of it into another column"
+                f"column {column.name} must be {kind.simpleString()}, it is "
+                f"{column.dataType.simpleString()}; keep what the rocketmq source gave, and put "
+                "what is made of it into another column"
             )
-
-
-def _kinds() -> Mapping[str, tuple[Any, str]]:
-    """The allowed types of each column, and their description.
-
-    Times are not checked: a message has none where the column has another type.
-    """
-    from pyspark.sql import types  # noqa: PLC0415  # only where Spark is
-
-    whole = (types.IntegerType, types.LongType, types.ShortType, types.ByteType)
-    texts = ("topic", "brokerName", "msgId", "tags", "keys", "outcome")
-    return {
-        **dict.fromkeys(texts, (types.StringType, "string")),
-        **dict.fromkeys(("queueId", "flag", "reconsumeTimes"), (whole, "int")),
-        "queueOffset": (whole, "bigint"),
-        "body": (types.BinaryType, "binary"),
-        "properties": (types.MapType, "map<string,string>"),
-    }
-
-
-def _holds_texts(kind: Any) -> bool:
-    from pyspark.sql import types  # noqa: PLC0415
-
-    if not isinstance(kind, types.MapType):
-        return True
-    return isinstance(kind.keyType, types.StringType) and isinstance(
-        kind.valueType, types.StringType
-    )

@@ -51,7 +51,7 @@ from orbitmq.names import retry_topic
 from orbitmq.spark.consuming.pipeline import Definition
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
-from orbitmq.spark.consuming.returns import CountingSendBack, SendBackClient
+from orbitmq.spark.consuming.returns import CountingSendBack, SendBackClient, SendBackResult
 from orbitmq.spark.worker import WorkerCache, connections_to
 
 if TYPE_CHECKING:
@@ -525,17 +525,17 @@ class TaskRun:
         reached = owned.window.commit_offset
         left = self._left(work)
         tally = self._returns.tally(whole)
+        retried, dead, held, kept = (tally.results[each] for each in SendBackResult)
         problems = self._consumption.problems[owned]
-        gone = tally.retried + tally.dead + tally.held
         return PieceReport(
             place=work.place,
             finished=whole.start if reached is None else max(whole.start, min(reached, whole.end)),
             beyond=_behind([message.queue_offset for message in left], work.given),
-            done=max(0, work.fed - len(left) - gone),
-            retried=tally.retried,
-            dead=tally.dead,
-            kept=tally.kept,
-            held=tally.held + problems.held,
+            done=max(0, work.fed - len(left) - retried - dead - held),
+            retried=retried,
+            dead=dead,
+            kept=kept,
+            held=held + problems.held,
             # Nearly all are in both. Calls that took too long were sent back only.
             failed=max(tally.failed, problems.failed),
             attempts=self._attempts(left),

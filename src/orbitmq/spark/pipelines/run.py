@@ -16,17 +16,18 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orbitmq.client.signals import Latch
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import SettingError
 from orbitmq.parsing import Duration, duration
 from orbitmq.spark.consuming.pipeline import resolve_access, source_options
-from orbitmq.spark.health import SentBackCounts, StreamHealth, lag_of, stream_of
+from orbitmq.spark.health import SentBackCounts, StreamHealth, lag_of
 from orbitmq.spark.options import cause_of
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.session import LOCAL_ONLY, prepare, settings_for, start_java
+from orbitmq.spark.worker import query_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from orbitmq.client.ranges.connections import ClientTls, Credentials, RangeAccess
     from orbitmq.spark.consolelink import ConsoleLink
     from orbitmq.spark.consuming.pipeline import ConsumePipeline
-    from orbitmq.spark.consuming.returns import Settled
+    from orbitmq.spark.consuming.progress import Settled
 
 
 class Run:
@@ -184,7 +185,7 @@ class Run:
             tls=access.tls,
             max_retries=max_retries,
         )
-        self.returned.add(stream_of(frame), settled)
+        self.returned.add(query_of(frame), settled)
         return settled
 
 
@@ -364,32 +365,8 @@ def _has_failed(targets: Sequence[Target]) -> bool:
 log = logging.getLogger(__name__)
 
 
-class Target(Protocol):
-    """A stream or a consumer group that a pipeline runs."""
-
-    name: str
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, normally or not."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why it has failed, if it has."""
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether no batch seems to run, after draining has begun."""
-
-    def look(self) -> Progress:
-        """Its present progress."""
-
-    def stop(self) -> None:
-        """Stop it now. May be called again."""
-
-
 class StreamTarget:
-    """A stream of Spark."""
+    """A stream of Spark, as the supervisor looks at it."""
 
     def __init__(self, query: StreamingQuery, run: Run, *, clock: Clock | None = None) -> None:
         self.name = query.name or str(query.id)
@@ -402,6 +379,7 @@ class StreamTarget:
 
     @property
     def is_over(self) -> bool:
+        """Whether it has ended, normally or not."""
         return not self._query.isActive
 
     @property
@@ -413,6 +391,7 @@ class StreamTarget:
 
     @property
     def is_at_rest(self) -> bool:
+        """Whether no batch seems to run, after draining has begun."""
         if not self._query.isActive:
             return True
         status = self._query.status
@@ -520,6 +499,10 @@ class GroupTarget:
 
     def stop(self) -> None:
         self._group.stop()
+
+
+#: A stream or a consumer group that a pipeline runs.
+Target: TypeAlias = StreamTarget | GroupTarget
 
 
 def started(outcome: object, run: Run) -> tuple[list[Target], DataFrame | None]:
