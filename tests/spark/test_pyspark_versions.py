@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from typing import Any
 
 import pyspark
 import pytest
@@ -11,6 +12,7 @@ from pyspark import SparkContext, daemon
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql.classic.dataframe import DataFrame
 
+from orbitmq.spark import session, worker
 from orbitmq.spark.options import stream_options, write_options
 from orbitmq.spark.readers import PlainStreamReader, StreamReader, stream_reader
 from orbitmq.spark.session import settings_for
@@ -47,6 +49,28 @@ def test_an_unknown_version_is_not_patched_and_this_is_logged(caplog):
     assert "spark.python.daemon.module" not in settings
     assert "PySpark 9.9.1 is not one of the versions that OrbitMQ knows" in caplog.text
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("version", "starts"), [("4.0.1", 1), ("4.3.0", 1), ("9.9.1", 0)])
+def test_java_is_started_here_only_with_a_known_version(monkeypatch, version, starts):
+    """PySpark starts it otherwise."""
+    found = pyspark_features(version)
+    monkeypatch.setattr(worker, "pyspark_features", lambda: found)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    started: list[object] = []
+    monkeypatch.setattr(session, "start_gateway", started.append)
+    monkeypatch.setattr(SparkContext, "__init__", lambda *_, **__: None)
+
+    session.start_java({"spark.master": "local"})
+
+    assert len(started) == starts
+
+
+def test_a_missing_internal_is_named_with_the_version():
+    frame: Any = object()
+
+    with pytest.raises(worker.PySparkDiffers, match=f"PySpark {pyspark.__version__} does not give"):
+        worker.analyzed_plan(frame)
 
 
 def test_the_installed_version_is_what_the_table_says():

@@ -1,7 +1,7 @@
 """RocketMQ topics as DataFrames, consumer groups on Spark, and what Spark needs on a laptop.
 
-Spark imports this package in every session of everybody who has it installed, when it looks for
-data sources. So nothing is imported before it is asked for.
+Spark imports this package in every session where it is installed, when it looks for data
+sources. So nothing is imported before it is asked for.
 """
 
 from __future__ import annotations

@@ -83,11 +83,11 @@ class ConsoleLink:
         self._has_news = False
         self._is_over = False
         self._thread: threading.Thread | None = None
-        #: What was taken last, and when. The thread's own.
-        self._told: dict[str, tuple[bytes, float]] = {}
+        #: The last report that the console accepted, and when. The thread's own.
+        self._accepted: dict[str, tuple[bytes, float]] = {}
 
     def watch(self, name: str, look: Callable[[], QueryReport]) -> None:
-        """Tell from now on how a query is; `look` is called by the thread, and must not wait."""
+        """Report a query from now on; `look` is called by the thread, and must not block."""
         with self._news:
             self._watched[name] = look
             if self._thread is None and not self._is_over:
@@ -104,7 +104,7 @@ class ConsoleLink:
             self._news.notify_all()
 
     def stop(self, timeout: float = 2 * _TIMEOUT) -> None:
-        """Tell how everything ended, and end. May be repeated; waits no longer than `timeout`."""
+        """Send the last reports, and end. May be repeated; waits no longer than `timeout`."""
         with self._news:
             self._is_over = True
             thread, self._thread = self._thread, None
@@ -121,18 +121,18 @@ class ConsoleLink:
                 is_over = self._is_over
                 watched = dict(self._watched)
             for name, look in watched.items():
-                self._tell(name, look)
+                self._report(name, look)
             with self._news:
                 # Queries of many small batches have news all the time.
                 self._news.wait_for(lambda: self._is_over, 0.0 if is_over else _SOONEST)
 
-    def _tell(self, name: str, look: Callable[[], QueryReport]) -> None:
+    def _report(self, name: str, look: Callable[[], QueryReport]) -> None:
         try:
             body = msgspec.json.encode(look())
         except Exception:
             log.exception("a query could not be looked at: %s", name)
             return
-        known, at = self._told.get(name, (b"", float("-inf")))
+        known, at = self._accepted.get(name, (b"", float("-inf")))
         if body == known and self._monotonic() - at < _AGAIN:
             return
         try:
@@ -140,7 +140,7 @@ class ConsoleLink:
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._failed(error)
             return
-        self._told[name] = body, self._monotonic()
+        self._accepted[name] = body, self._monotonic()
         if self._failures:
             log.info("console %s takes reports again", self._console)
             self._failures = 0

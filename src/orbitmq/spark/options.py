@@ -23,7 +23,6 @@ from orbitmq.client.ranges.connections import (
     EVERYTHING,
     ClientTls,
     Credentials,
-    OffsetsGone,
     RangeAccess,
     RangeFilter,
 )
@@ -911,6 +910,19 @@ def cause_of(said: str) -> str:
     return next(iter(of_java + lines), said)[:_LONGEST]
 
 
+#: How many queues, topics or problems an error names.
+_NAMED: Final = 10
+
+
+def some_of(things: Iterable[object], separator: str = ", ", noun: str = "") -> str:
+    """The first of several things as text, and how many there are besides."""
+    texts = list(map(str, things))
+    if len(texts) <= _NAMED:
+        return separator.join(texts)
+    more = f"and {len(texts) - _NAMED} more{noun}"
+    return separator.join(texts[:_NAMED]) + f"{separator.rstrip() if noun else ''} {more}"
+
+
 class SourceError(OrbitError):
     """An error of a query on the `rocketmq` source that its author can correct."""
 
@@ -1013,13 +1025,10 @@ class CheckpointOfOtherTopics(SourceError):
         self.topics = tuple(topics)
         #: The topics that this query reads.
         self.subscription = subscription
-        shown = ", ".join(self.topics[:10])
-        if len(self.topics) > 10:
-            shown += f" and {len(self.topics) - 10} more"
         noun = "topic" if len(self.topics) == 1 else "topics"
         super().__init__(
-            f"the checkpoint belongs to a query on {noun} {shown}, and this query reads "
-            f"{subscription}; give this query a checkpointLocation of its own"
+            f"the checkpoint belongs to a query on {noun} {some_of(self.topics)}, and this query "
+            f"reads {subscription}; give this query a checkpointLocation of its own"
         )
 
 
@@ -1037,11 +1046,5 @@ class DataLost(SourceError):
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
-        shown = "; ".join(self.problems[:10])
-        if len(self.problems) > 10:
-            shown += f"; and {len(self.problems) - 10} more queues"
+        shown = some_of(self.problems, "; ", " queues")
         super().__init__(f"messages are gone: {shown}. What to do: {self.REMEDIES}")
-
-    @classmethod
-    def of(cls, gone: OffsetsGone) -> DataLost:
-        return cls([str(gone)])

@@ -33,6 +33,7 @@ from orbitmq.spark.options import (
     Positions,
     SourceError,
     Subscription,
+    some_of,
 )
 
 #: Queues with fewer messages share a task: starting one takes 40 ms, the time to read this many.
@@ -185,8 +186,6 @@ def _shares(backlog: Mapping[Queue, int], total: int, limit: int) -> dict[Queue,
 
 log = logging.getLogger(__name__)
 
-#: How many queues an error names.
-_SHOWN = 10
 #: The end of a warning about a queue that ends before its start offset.
 _PASSED_OVER = (
     "nothing of it is read in this batch, and a stream goes on at its present end; if the queue "
@@ -214,7 +213,7 @@ def _assigned(cluster: RangeCluster, queues: tuple[Queue, ...], *, refresh: bool
         if queue not in existing and queue.topic not in failures:
             missing = [each for each in queues if each not in existing]
             failures[queue.topic] = OptionRefused(
-                "assign", _shown(missing), f"queues that exist: {_shown(found.queues)}"
+                "assign", some_of(missing), f"queues that exist: {some_of(found.queues)}"
             )
     return TopicQueues(tuple(queue for queue in queues if queue in existing), failures)
 
@@ -316,11 +315,11 @@ def _at_offsets(
     if missing := sorted(set(queues) - offsets.keys()):
         raise OptionRefused(
             option,
-            f"no offset for {_shown(missing)}",
+            f"no offset for {some_of(missing)}",
             "an offset for every queue that is read (-2: earliest, -1: latest)",
         )
     if unknown := sorted(offsets.keys() - set(queues)):
-        raise OptionRefused(option, _shown(unknown), f"offsets of queues that are read: {queues}")
+        raise OptionRefused(option, some_of(unknown), f"offsets of queues that are read: {queues}")
     earliest = [queue for queue in queues if offsets[queue] == EARLIEST]
     latest = [queue for queue in queues if offsets[queue] == LATEST]
     found = dict(offsets) | resolve(Earliest(), earliest, cluster)
@@ -338,7 +337,7 @@ def _at_times(
         times = dict.fromkeys(queues, place.time) | times
     if missing := sorted(set(queues) - times.keys()):
         raise OptionRefused(
-            place.option, f"no time for {_shown(missing)}", "a time for every queue that is read"
+            place.option, f"no time for {some_of(missing)}", "a time for every queue that is read"
         )
     times = {queue: times[queue] for queue in queues}
     is_error = place.on_no_match is OnNoMatch.ERROR
@@ -348,14 +347,8 @@ def _at_times(
     without = [queue for queue, offset in known.items() if offset is None]
     if without and is_error:
         raise SourceError(
-            f"no message of {_shown(without)} was stored at or after "
+            f"no message of {some_of(without)} was stored at or after "
             f"{datetime.fromtimestamp(times[without[0]], UTC).isoformat()}, as {place.option} "
             "wants it; set startingOffsetsByTimestampStrategy to latest to begin at the end there"
         )
     return {queue: ends[queue] if at is None else at for queue, at in known.items()}
-
-
-def _shown(queues: Iterable[Queue]) -> str:
-    names = [str(queue) for queue in queues]
-    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + rest

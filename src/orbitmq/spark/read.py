@@ -103,7 +103,7 @@ def _record_batches(
                 # Decoding copies.
                 memory.release(stretch.pieces)
     except OffsetsGone as gone:
-        raise DataLost.of(gone) from gone
+        raise DataLost([str(gone)]) from gone
     except BrokerRefused as refused:
         if _is_for_want_of_a_group(refused, options.group):
             raise UnnamedReadRefused(options.group, str(refused)) from refused

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.errors import OrbitError
 from orbitmq.spark.options import NoSpark
-from orbitmq.spark.worker import QUIET_DAEMON, has_gateway, pyspark_features, start_gateway
+from orbitmq.spark.worker import QUIET_DAEMON, may_start_java, pyspark_features, start_gateway
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,7 +121,8 @@ def start_java(settings: Mapping[str, str]) -> None:
 
     A signal to the whole group, from a terminal, `timeout` or a service manager, would end Java in
     the middle of a batch. This process receives it and stops its streams gracefully; Java ends with
-    its standard input. Nothing is done with Connect, or if Java runs already.
+    its standard input. Nothing is done with Connect, with an unknown version of PySpark, or if Java
+    runs already.
     """
     mode = settings.get("spark.api.mode", os.environ.get("SPARK_API_MODE", "")).lower()
     elsewhere = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT")
@@ -129,7 +130,7 @@ def start_java(settings: Mapping[str, str]) -> None:
         return
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415  # only where Spark is
 
-    if has_gateway():
+    if not may_start_java():
         return
     conf = SparkConf()
     for key, value in settings.items():

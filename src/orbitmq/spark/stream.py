@@ -443,24 +443,24 @@ class StreamDriver:
         if now >= self._check_commits_at:
             self._check_commits_at = now + _CHECK_COMMITS
             self._doubtful.update(self._reported)
-        self._tell(
+        self._commit(
             {queue: at for queue, at in positions.items() if self._reported.get(queue) != at},
             self.cluster.report,
         )
-        self._tell(
+        self._commit(
             {queue: at for queue, at in positions.items() if queue in self._doubtful},
             self.cluster.repeat,
         )
 
-    def _tell(
-        self, positions: dict[Queue, int], tell: Callable[[Mapping[Queue, int]], CommitResult]
+    def _commit(
+        self, positions: dict[Queue, int], commit: Callable[[Mapping[Queue, int]], CommitResult]
     ) -> None:
-        """Commit positions at brokers that are not paused, by `tell`."""
+        """Commit positions at brokers that are not paused, by `commit`."""
         now = self._monotonic()
         due = {q: at for q, at in positions.items() if self._report_pauses.is_over(q.broker, now)}
         if not due:
             return
-        outcome = tell(due)
+        outcome = commit(due)
         failures = outcome.failures
         taken = {queue: at for queue, at in due.items() if queue not in failures}
         self._reported |= taken

@@ -1,7 +1,8 @@
 """PySpark's processes: everything that depends on its internals, and what workers keep.
 
 Invariant: no other module of the package reads or changes what PySpark does not document, and
-each use depends on the version table `_VERSIONS`. With an unknown version nothing is patched.
+each use depends on the version table `_VERSIONS`. With an unknown version nothing is patched, and
+where an internal is missing the error names the version.
 
 Trap: Spark imports this module in every session, so imports of the client stay in functions.
 """
@@ -78,6 +79,19 @@ def pyspark_features(version: str | None = None) -> PySparkFeatures:
         ", ".join(_VERSIONS),
     )
     return PySparkFeatures(is_known=False)
+
+
+class PySparkDiffers(OrbitError):
+    """An internal of PySpark is not as OrbitMQ uses it."""
+
+    def __init__(self, what: str) -> None:
+        from pyspark import __version__ as version  # noqa: PLC0415  # only where Spark is
+
+        self.version = version
+        super().__init__(
+            f"PySpark {version} does not give {what} in the way that OrbitMQ knows; use one of "
+            f"{', '.join(_VERSIONS)}"
+        )
 
 
 # Which of Spark's Python processes this is. Spark starts each of them with `python -m`, so the
@@ -316,7 +330,7 @@ def receive_buffer(size: int) -> Iterator[ReceiveBuffer]:
 
 # Streams
 
-#: The local properties in which Spark tells a thread and its tasks which batch they work on.
+#: The local properties that name the stream and the batch of a thread or a task.
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
@@ -341,11 +355,11 @@ def batch_of_task(context: TaskContext) -> str | None:
 # The driver
 
 
-def has_gateway() -> bool:
-    """Whether this process has a Java already."""
+def may_start_java() -> bool:
+    """Whether Java is yet to be started, and PySpark's way of starting it is known."""
     from pyspark import SparkContext  # noqa: PLC0415  # only where Spark is
 
-    return SparkContext._gateway is not None
+    return pyspark_features().is_known and SparkContext._gateway is None
 
 
 def start_gateway(conf: SparkConf) -> Any:
@@ -357,11 +371,14 @@ def start_gateway(conf: SparkConf) -> Any:
 
 
 def analyzed_plan(frame: DataFrame) -> str:
-    """The plan of a DataFrame as text."""
+    """The plan of a DataFrame as text. Raises `PySparkDiffers`."""
     java = getattr(frame, "_jdf", None)
     if java is not None:
         return str(java.queryExecution().analyzed().toString())
-    return str(frame._explain_string(mode="extended"))  # type: ignore[operator]  # Connect
+    explain: Callable[..., object] | None = getattr(frame, "_explain_string", None)
+    if explain is None:
+        raise PySparkDiffers("the plan of a DataFrame")
+    return str(explain(mode="extended"))  # Connect
 
 
 def release_checkpoint(rows: DataFrame) -> None:

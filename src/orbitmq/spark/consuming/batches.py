@@ -428,7 +428,7 @@ def parallelism(spark: SparkSession) -> int:
     context = getattr(spark, "sparkContext", None)
     if context is not None:
         return max(1, int(context.defaultParallelism))
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # the usual name
 
     return max(1, spark.range(1000).select(F.spark_partition_id()).distinct().count())
 

@@ -442,7 +442,7 @@ def retries(
 
 
 def _failed(spark: SparkSession, topic: str, access: RangeAccess, group: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # the usual name
 
     frame = _read(spark, topic, access, group)
     properties = F.col("properties")

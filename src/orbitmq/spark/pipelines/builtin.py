@@ -60,7 +60,7 @@ def archive(
     Every message is stored once, also after restarts: Spark's log says which files count. All
     columns of the source are stored, so `backfill` can send them again.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # the usual name
 
     messages = run.stream(
         topic,
@@ -139,7 +139,7 @@ def backfill(
 
 
 def _messages(rows: DataFrame, checkpoint: str, **expressions: str | None) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # the usual name
 
     columns: dict[str, Column] = {
         name: F.col(name) for name in rows.columns if name in WRITABLE and name not in _OLD_PLACE
@@ -234,7 +234,7 @@ def statistics(
     if path is not None:
         writer = results.writeStream.format("parquet").option("path", str(path))
         return run.start(writer.outputMode("append"))
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # the usual name
 
     bodies = results.select(F.to_json(F.struct("*")).alias("body"), F.col("topic").alias("keys"))
     options = {**run.options, "topic": into or ""}
@@ -311,7 +311,7 @@ def transform(
 
 def with_value(messages: DataFrame, schema: str | None) -> DataFrame:
     """Messages with their bodies as text, and with a schema as values."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # the usual name
 
     found = messages.withColumn("text", F.col("body").cast("string"))
     return found if schema is None else found.withColumn("value", F.from_json("text", schema))
@@ -411,7 +411,7 @@ def triage(
 
 
 def _letters(run: Run, group: str, where: str | None) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # the usual name
 
     from orbitmq.spark.consuming.returns import dead_letters  # noqa: PLC0415  # needs Spark
 

@@ -1,7 +1,7 @@
 """A run of a pipeline: `Run` for its function, `Supervisor`, and its Spark session.
 
-To stop gracefully, streams are told to start no batch (`drainFile`) and are stopped when no batch
-runs: Spark's own stop interrupts the running batch, and the next start repeats it.
+To stop gracefully, streams start no further batch (`drainFile`) and are stopped when none runs:
+Spark's own stop interrupts the running batch, and the next start repeats it.
 """
 
 from __future__ import annotations
