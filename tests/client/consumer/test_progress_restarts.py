@@ -18,6 +18,7 @@ import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.client.routes import Queue
@@ -26,6 +27,7 @@ from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.settings import parse_address
 from tests.support.broker import RawClient
 from tests.support.brokerlives import BrokerLives
+from tests.support.client import quick_settings
 from tests.support.consuming import until
 from tests.support.polling import BY_HAND
 
@@ -99,7 +101,7 @@ async def fill(broker: BrokerLives, count: int) -> None:
         AsyncAdmin(name_server=broker.name_server) as admin,
         AsyncProducer(name_server=broker.name_server) as producer,
     ):
-        await admin.topics.create(TOPIC, queues=1)
+        await admin.topics.create(TOPIC, queues=1, exist_ok=True)
         for number in range(count):
             await producer.send(TOPIC, str(number))
 
@@ -147,3 +149,34 @@ def as_apache_writes_it(file: Path) -> None:
     assert bare != file.read_text()
     file.write_text(bare)
     file.with_name(f"{file.name}.bak").unlink(missing_ok=True)
+
+
+async def test_a_consumer_begins_again_at_the_committed_offset_of_a_broker_that_lost_messages(
+    tmp_path,
+):
+    seen: list[tuple[int, str]] = []
+    async with BrokerLives(tmp_path / "data") as broker, BrokerLives(tmp_path / "twin") as twin:
+        await broker.begin()
+        await fill(broker, 6)
+        await commit(broker, 4)
+        assert await broker.end(signal.SIGTERM) == 0
+        shutil.copytree(broker.data, twin.data)
+        await broker.begin()
+        consumer = AsyncConsumer(GROUP, client=quick_settings(broker.name_server))
+        consumer.on(TOPIC)(lambda each: seen.append((each.queue_offset, each.text())))
+        async with consumer:
+            await fill(broker, 4)
+            await until(lambda: consumer.positions().get(QUEUE) == 10)
+            seen.clear()
+
+            # It loses what was stored since, and gets another message before it is heard of.
+            await twin.begin()
+            await fill(twin, 1)
+            assert await twin.end(signal.SIGTERM) == 0
+            await broker.end(signal.SIGKILL)
+            shutil.rmtree(broker.data)
+            shutil.copytree(twin.data, broker.data)
+            await broker.begin()
+            await until(lambda: (6, "0") in seen)
+
+    assert seen[0] == (4, "4")

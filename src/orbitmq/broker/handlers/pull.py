@@ -90,6 +90,7 @@ class PullHandler:
         self._access = parts.access
         self._access.on_change(self._check_held)
         self._read = parts.store.read
+        self._max_offset = parts.store.max_offset
         self._progress = parts.progress
         self._topics = parts.topics
         self._counts_of = parts.counters.group
@@ -168,7 +169,12 @@ class PullHandler:
         was_held = before is not None and before.was_held
         if self._pacing.is_judging and not is_its_turn and wanted.needs_properties:
             return self._later(connection, request)
-        if header.sys_flag & _COMMIT and before is None:
+        if (
+            header.sys_flag & _COMMIT
+            and before is None
+            # A client's offset may be beyond the end after messages were lost.
+            and header.commit_offset <= self._max_offset(header.topic, header.queue_id)
+        ):
             self._progress.commit(
                 header.topic,
                 header.consumer_group,

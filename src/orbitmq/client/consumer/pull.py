@@ -329,24 +329,29 @@ class Puller:
         ):
             self.filtered.warn(topic)
 
-    def correct(self, owned: OwnedQueue, *, is_reset: bool = False) -> None:
+    def correct(self, owned: OwnedQueue, *, is_reset: bool = False, has_lost: bool = False) -> None:
         """Commit the offset of a queue that was dropped, and begin the queue again.
 
         `is_reset`: the offset was set by an administrator, who waits for it, and is not illegal.
+        `has_lost`: the queue ends before the position, as its broker has lost messages.
         """
         try:
             # Frozen immediately: running handlers must not move it.
             self.progress.freeze(owned.queue, owned.next_offset)
         finally:
             self.engine.spawn(
-                self._correct(owned, is_reset=is_reset), f"correct the progress of {owned.queue}"
+                self._correct(owned, is_reset=is_reset, has_lost=has_lost),
+                f"correct the progress of {owned.queue}",
             )
 
-    async def _correct(self, owned: OwnedQueue, *, is_reset: bool) -> None:
+    async def _correct(self, owned: OwnedQueue, *, is_reset: bool, has_lost: bool) -> None:
         if not is_reset:
             await self._space_corrections(owned.queue)
         try:
-            await self.progress.persist([owned.queue])
+            committed = await self.progress.fetch(owned.queue) if has_lost else None
+            # From the end on, new messages that have the offsets of lost ones would be skipped.
+            if committed is None or committed > owned.next_offset:
+                await self.progress.persist([owned.queue])
         except OrbitError as error:
             # The queue begins at the committed offset and is corrected again.
             log.warning(
@@ -909,7 +914,8 @@ class QueuePull:
         self._note_illegal(pulled)
         self.owned.next_offset = pulled.next_offset
         self.owned.drop()
-        self._puller.correct(self.owned, is_reset=pulled.is_reset)
+        has_lost = not pulled.is_reset and pulled.next_offset < pulled.offset
+        self._puller.correct(self.owned, is_reset=pulled.is_reset, has_lost=has_lost)
         self._goes_on()
 
     _STEPS: ClassVar[Mapping[NextStep, Callable[[QueuePull, Pulled], None]]] = {
