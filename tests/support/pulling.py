@@ -66,6 +66,11 @@ class Taker:
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
         return True
 
+    is_in_order = False
+
+    def in_hand(self, owned: OwnedQueue) -> int:
+        return 0
+
     @property
     def bodies(self) -> list[bytes]:
         return [message.body for message in self.messages]

@@ -160,6 +160,7 @@ class Consumer:
     """A member of the group; its handler calls are tasks."""
 
     producer_group = None
+    is_in_order = False
 
     def __init__(
         self,
@@ -295,6 +296,9 @@ class Consumer:
             if position is not None:
                 self.progress.update(owned.queue, position)
 
+    def in_hand(self, owned: OwnedQueue) -> int:
+        return owned.running
+
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
         calls = self._calls.get(owned)
         if calls:
@@ -322,7 +326,8 @@ class Group:
         """One member more."""
         given = self._defaults | changes
         client = {"route_refresh": 60.0} | given.pop("client", {})
-        engine = Engine(quick_settings(self._name_server, **client))
+        settings = quick_settings(self._name_server, **client)
+        engine = Engine(settings, chance=given.pop("chance", None))
         await engine.start()
         if (progress_of := given.pop("progress_of", None)) is not None:
             given["progress"] = progress_of(engine)
@@ -341,12 +346,19 @@ class Group:
         return [member for member in self.ledger.members if member.is_alive]
 
 
+def usual_handler(broker: Broker, code: int) -> Any:
+    """What a broker answers a request with."""
+    dispatcher = broker._dispatcher
+    assert dispatcher is not None
+    return dispatcher._handlers[code]
+
+
 @contextmanager
 def answering(broker: Broker, code: int, handler: ServerHandler) -> Iterator[None]:
     """Have a broker answer a request with `handler` for the time of the block."""
+    usual = usual_handler(broker, code)
     dispatcher = broker._dispatcher
     assert dispatcher is not None
-    usual = dispatcher._handlers[code]
     dispatcher.serve(code, handler)
     try:
         yield
@@ -357,12 +369,10 @@ def answering(broker: Broker, code: int, handler: ServerHandler) -> Iterator[Non
 @contextmanager
 def slipping_in(broker: Broker, topic: str) -> Iterator[None]:
     """Store a message in queue 0 behind the first answer about its offsets, before it is sent."""
-    dispatcher = broker._dispatcher
-    assert dispatcher is not None
     answered: list[int] = []
 
     def interposed(code: int) -> AbstractContextManager[None]:
-        usual: Any = dispatcher._handlers[code]
+        usual = usual_handler(broker, code)
 
         async def answer(connection: Connection, request: Command) -> Command:
             try:

@@ -1,12 +1,10 @@
-"""What brokers ask consumers: state, progress, resets, to consume one message."""
+"""Requests of brokers to consumers: state, progress, resets, direct calls."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -239,71 +237,51 @@ def connection_to(cluster: AsyncEmbeddedCluster, consumer: AsyncConsumer) -> Con
     return member.channel
 
 
-class TestReset:
-    """Brokers of Apache push a reset to members that are online; ours answers their next pull."""
+def for_java(offsets: Mapping[int, int]) -> ResetOffsets:
+    table = {
+        MessageQueue(topic="orders", broker_name="broker-a", queue_id=at): offset
+        for at, offset in offsets.items()
+    }
+    return ResetOffsets(offset_table=table)
 
-    async def push(
-        self,
-        cluster: AsyncEmbeddedCluster,
-        consumer: AsyncConsumer,
-        offsets: Mapping[int, int],
-        *,
-        as_list: bool = False,
-    ) -> None:
-        body: ResetOffsets | ResetOffsetList
-        if as_list:
-            rows = [
-                QueueOffset(topic="orders", broker_name="broker-a", queue_id=at, offset=offset)
-                for at, offset in offsets.items()
-            ]
-            body = ResetOffsetList(offset_table=tuple(rows))
-        else:
-            body = ResetOffsets(
-                offset_table={
-                    MessageQueue(topic="orders", broker_name="broker-a", queue_id=at): offset
-                    for at, offset in offsets.items()
-                }
-            )
+
+def for_cpp(offsets: Mapping[int, int]) -> ResetOffsetList:
+    rows = [
+        QueueOffset(topic="orders", broker_name="broker-a", queue_id=at, offset=offset)
+        for at, offset in offsets.items()
+    ]
+    return ResetOffsetList(offset_table=tuple(rows))
+
+
+@pytest.mark.parametrize("form", [for_java, for_cpp])
+@pytest.mark.parametrize(
+    "options", [{}, {"ordered": True}, {"model": "broadcasting"}], ids=["", "ordered", "broadcast"]
+)
+async def test_consumption_goes_on_from_the_offsets_of_a_pushed_reset(
+    cluster, form, options, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
+    for number in range(2):
+        await send(cluster, "orders", range(10), queue=Queue("orders", "broker-a", number))
+    seen: list[tuple[int, int]] = []
+    consumer = consumer_of(cluster, **options)
+    consumer.on("orders")(lambda each: seen.append((each.queue.id, each.queue_offset)))
+    async with consumer:
+        await until(lambda: len(seen) == 20)
+        seen.clear()
         answer = await connection_to(cluster, consumer).request(
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
             ResetOffsetRequest(topic="orders", group=consumer.group, timestamp=0),
-            body=encode_body(body),
+            body=encode_body(form({0: 7, 1: 4})),
             timeout=DEADLINE,
         )
-        assert answer.code == ResponseCode.SUCCESS
+        await until(lambda: len(seen) == 9)
+        await until_owned(consumer, 2)
+        positions = consumer.positions()
 
-    @asynccontextmanager
-    async def consumed(
-        self, cluster: AsyncEmbeddedCluster, seen: list[tuple[int, int]], **options: Any
-    ) -> AsyncIterator[AsyncConsumer]:
-        """A consumer that has consumed ten messages of each of two queues."""
-        for queue_id in range(2):
-            await send(cluster, "orders", range(10), queue=Queue("orders", "broker-a", queue_id))
-        consumer = consumer_of(cluster, **options)
-
-        @consumer.on("orders")
-        def note(message: ReceivedMessage) -> None:
-            seen.append((message.queue.id, message.queue_offset))
-
-        async with consumer:
-            await until(lambda: len(seen) == 20)
-            yield consumer
-
-    @pytest.mark.parametrize("as_list", [False, True], ids=["as to Java", "as to C++"])
-    @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
-    async def test_consumption_goes_on_from_the_given_offsets(self, cluster, as_list, ordered):
-        seen: list[tuple[int, int]] = []
-        async with self.consumed(cluster, seen, ordered=ordered) as consumer:
-            seen.clear()
-            await self.push(cluster, consumer, {0: 7, 1: 4}, as_list=as_list)
-            await until(lambda: len(seen) == 9)
-            await until_owned(consumer, 2)
-
-        assert sorted(seen) == [(0, n) for n in range(7, 10)] + [(1, n) for n in range(4, 10)]
-        assert cluster.progress(consumer.group, "orders") == {
-            ("broker-a", 0): 10,
-            ("broker-a", 1): 10,
-        }
+    assert answer.code == ResponseCode.SUCCESS
+    assert sorted(seen) == [(0, n) for n in range(7, 10)] + [(1, n) for n in range(4, 10)]
+    assert [positions[Queue("orders", "broker-a", number)] for number in range(2)] == [10, 10]
 
 
 class TestConsumeDirectly:

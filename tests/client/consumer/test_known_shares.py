@@ -1,29 +1,23 @@
-"""Members with chosen names get the queues that are written down here, told by themselves.
-
-Nothing is worked out with the code under test: a share is what Java's classes give by their rules,
-and what each member holds is asked through a broker in another process, as operators ask it.
-"""
+"""Members get the queues that are written down here, as an administrator's tool shows them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.consumer import AsyncConsumer
-from orbitmq.client.consumer.strategies import ByConfig, MachineRoomNearby, Strategy
-from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.consumer.strategies import ByConfig, MachineRoomNearby
 from orbitmq.client.routes import Queue
 from orbitmq.names import is_retry_topic
-from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of
 from tests.support.consuming import DEADLINE
 
 GROUP = "sharing"
+NAMES = ("c1", "c2", "c3")
 
 
 def named(text: str) -> frozenset[Queue]:
@@ -35,51 +29,10 @@ def named(text: str) -> frozenset[Queue]:
     return frozenset(found)
 
 
-@contextlib.asynccontextmanager
-async def joined(
-    cluster: AsyncEmbeddedCluster,
-    strategies: Mapping[str, Strategy | str],
-    seen: dict[str, set[str]] | None = None,
-) -> AsyncIterator[None]:
-    """Members of these names join one after the other; `seen` is what each of them consumes."""
-    async with contextlib.AsyncExitStack() as members:
-        for name, strategy in strategies.items():
-            client = quick_settings(cluster.name_server, instance=name)
-            member = consumer_of(cluster, GROUP, client=client, strategy=strategy)
-            _listen(member, set() if seen is None else seen.setdefault(name, set()))
-            await members.enter_async_context(member)
-        yield
-
-
-def _listen(member: AsyncConsumer, texts: set[str]) -> None:
-    @member.on("orders")
-    def note(message: ReceivedMessage) -> None:
-        texts.add(message.text())
-
-
-async def until_told(cluster: AsyncEmbeddedCluster, wanted: Mapping[str, frozenset[Queue]]) -> None:
-    """Wait until every member says that it holds its share, and nothing else."""
-    told: dict[str, frozenset[Queue]] = {}
-    async with AsyncAdmin(name_server=cluster.name_server) as admin:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DEADLINE):
-                while (told := await _told(admin, wanted)) != wanted:  # noqa: ASYNC110  # is asked for
-                    await asyncio.sleep(0.02)
-    assert told == wanted
-
-
-async def _told(admin: AsyncAdmin, names: Iterable[str]) -> dict[str, frozenset[Queue]]:
-    infos = [await admin.consumers.running_info(GROUP, f"127.0.0.1@{name}") for name in names]
-    return {
-        name: frozenset(each.queue for each in info.queues if not is_retry_topic(each.queue.topic))
-        for name, info in zip(names, infos, strict=True)
-    }
-
-
-# ---- the order of queues and members
-
-
-# ---- strategies
+async def held(admin: AsyncAdmin, name: str) -> frozenset[Queue]:
+    """The queues that a member reports as its own."""
+    info = await admin.consumers.running_info(GROUP, f"127.0.0.1@{name}")
+    return frozenset(each.queue for each in info.queues if not is_retry_topic(each.queue.topic))
 
 
 def whole_brokers(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
@@ -96,7 +49,7 @@ NEARBY = MachineRoomNearby(
 
 @pytest.mark.feature("A7")
 @pytest.mark.parametrize(
-    ("strategies", "wanted"),
+    ("strategies", "shares"),
     [
         pytest.param(
             ["AVG_BY_CIRCLE"] * 3,
@@ -108,11 +61,7 @@ NEARBY = MachineRoomNearby(
             id="by circle",
         ),
         pytest.param(
-            [
-                ByConfig((Queue("orders", "broker-a", 0), Queue("orders", "broker-c", 3))),
-                ByConfig((Queue("orders", "broker-b", 2),)),
-                ByConfig(()),
-            ],
+            [ByConfig(tuple(named(text))) for text in ("broker-a:0 broker-c:3", "broker-b:2", "")],
             ["broker-a:0 broker-c:3", "broker-b:2", ""],
             id="by configuration",
         ),
@@ -128,9 +77,15 @@ NEARBY = MachineRoomNearby(
         ),
     ],
 )
-async def test_members_hold_what_their_strategy_gives_them(new_cluster, strategies, wanted):
-    names = ["c1", "c2", "c3"]
-    async with new_cluster(brokers=3) as cluster:
+async def test_members_hold_what_their_strategy_gives_them(new_cluster, strategies, shares):
+    wanted = list(map(named, shares))
+    async with new_cluster(brokers=3) as cluster, contextlib.AsyncExitStack() as stack:
         await cluster.create_topic("orders", queues=4)
-        async with joined(cluster, dict(zip(names, strategies, strict=True))):
-            await until_told(cluster, dict(zip(names, map(named, wanted), strict=True)))
+        for name, strategy in zip(NAMES, strategies, strict=True):
+            client = quick_settings(cluster.name_server, instance=name)
+            member = consumer_of(cluster, GROUP, client=client, strategy=strategy)
+            member.on("orders")(lambda message: None)
+            await stack.enter_async_context(member)
+        async with AsyncAdmin(name_server=cluster.name_server) as admin, asyncio.timeout(DEADLINE):
+            while [await held(admin, name) for name in NAMES] != wanted:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)

@@ -1,9 +1,9 @@
-"""Positions: the rules of the table in memory, and the stores in which they outlive a consumer."""
+"""Progress: the rules of the table in memory, commits at the broker, and when they are made."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
@@ -12,13 +12,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.consumer import handover
 from orbitmq.client.consumer.progress import (
     BrokerProgress,
     MemoryProgress,
+    OffsetCommitter,
     ProgressStore,
     ProgressUnknown,
     TrackedProgress,
 )
+from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused
@@ -29,8 +36,25 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import OffsetResponse, UpdateConsumerOffsetRequest
 from tests.support.broker import RawClient, until
-from tests.support.client import ScriptedBroker, ScriptedNameServer, running_engine, topic_route
-from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group, answering, refusing
+from tests.support.client import (
+    ScriptedBroker,
+    ScriptedNameServer,
+    quick_settings,
+    running_engine,
+    topic_route,
+)
+from tests.support.consumers import consumer_of, fill
+from tests.support.consuming import received
+from tests.support.rebalancing import (
+    GROUP,
+    QUICK,
+    TOPIC,
+    Consumer,
+    Group,
+    answering,
+    refusing,
+    usual_handler,
+)
 
 DEADLINE = 20.0
 QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(4)]
@@ -41,7 +65,7 @@ FIRST = QUEUES[0]
 
 
 class ProgressModel(RuleBasedStateMachine):
-    """Against a plain description: what was said last counts, forward only, unless frozen."""
+    """Against a plain description: the last position counts, forward only, unless frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +109,7 @@ class ProgressModel(RuleBasedStateMachine):
             self.memory[queue] = self.kept[queue]
 
     @rule(queue=queues, offset=offsets)
-    def somebody_else_reports(self, queue: Queue, offset: int) -> None:
-        """What we believe to be put by is then wrong, but never what we have said last."""
+    def another_member_commits(self, queue: Queue, offset: int) -> None:
         if queue not in self.memory:
             self.kept[queue] = self.store.kept[queue] = offset
 
@@ -98,7 +121,7 @@ class ProgressModel(RuleBasedStateMachine):
         }
 
     @invariant()
-    def what_is_put_by_is_as_described(self) -> None:
+    def what_is_committed_is_as_described(self) -> None:
         assert self.store.kept == self.kept
 
 
@@ -107,7 +130,7 @@ TestProgressModel = ProgressModel.TestCase
 
 
 class Slow(TrackedProgress):
-    """Puts by what it is told to when the test lets it, and fails for chosen queues."""
+    """Commits when the test lets it, and fails for chosen queues."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,23 +147,44 @@ class Slow(TrackedProgress):
         return {queue: BrokerUnavailable(queue.broker, "gone") for queue in self.failing}
 
 
-async def test_an_older_position_never_overtakes_a_newer_one():
+async def test_commits_go_one_after_the_other_and_tasks_that_wait_share_the_next_one():
     store = Slow()
-    store.update(FIRST, 1)
-    first = asyncio.create_task(store.persist([FIRST]))
+    for queue in QUEUES:
+        store.update(queue, 5)
+    waiting = [asyncio.create_task(store.persist([FIRST]))]
     await until(lambda: store.calls)
-    store.update(FIRST, 2)
-    second = asyncio.create_task(store.persist([FIRST]))
+    store.update(FIRST, 6)
+    waiting += [asyncio.create_task(store.persist([queue])) for queue in QUEUES]
     await asyncio.sleep(0)
-    assert store.calls == [{FIRST: 1}]
+    store.failing = {QUEUES[2]}
 
     store.gate.set()
-    await asyncio.gather(first, second)
+    async with asyncio.timeout(DEADLINE):
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
 
-    assert store.calls == [{FIRST: 1}, {FIRST: 2}]
+    assert store.calls == [{FIRST: 5}, {**dict.fromkeys(QUEUES, 5), FIRST: 6}]
+    assert [isinstance(each, BrokerUnavailable) for each in outcomes] == [
+        False,
+        *(queue == QUEUES[2] for queue in QUEUES),
+    ]
 
 
-async def test_only_what_changed_is_put_by_and_what_failed_is_tried_again():
+async def test_a_task_that_is_cancelled_leaves_the_commit_to_those_that_still_wait():
+    store = Slow()
+    for queue in QUEUES[:3]:
+        store.update(queue, 5)
+    first, second, third = [asyncio.create_task(store.persist([each])) for each in QUEUES[:3]]
+    await until(lambda: store.calls)
+
+    second.cancel()
+    store.gate.set()
+    await asyncio.wait([first, second, third], timeout=DEADLINE)
+
+    assert second.cancelled()
+    assert QUEUES[2] in store.calls[-1]
+
+
+async def test_only_what_changed_is_committed_and_what_failed_is_tried_again():
     store = Slow()
     store.gate.set()
     for queue in QUEUES:
@@ -184,21 +228,15 @@ async def client(cluster):
     await client.close()
 
 
-async def reported(client: RawClient, offset: int) -> None:
-    """Some other member of the group has come so far."""
-    answer = await client.report(TOPIC, offset)
-    assert answer.code == 0
-
-
 async def group_exists(cluster: AsyncEmbeddedCluster) -> None:
-    """A group exists once a member has said hello."""
+    """A group exists once a member has sent a heartbeat."""
     async with Group(cluster.name_server) as group:
         await group.join()
 
 
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("G5")
-async def test_no_progress_yet_and_not_to_be_had_are_two_things(cluster, engine, client):
+async def test_no_progress_is_not_taken_for_progress_that_cannot_be_read(cluster, engine, client):
     progress = BrokerProgress(engine, GROUP, strict_last=True)
     await client.stored(TOPIC)
     assert await progress.fetch(FIRST) is None
@@ -218,7 +256,7 @@ async def test_no_progress_yet_and_not_to_be_had_are_two_things(cluster, engine,
     assert progress.read(FIRST) is None
 
 
-async def test_an_answer_that_is_no_position_is_an_error(cluster, engine):
+async def test_an_answer_that_is_no_offset_is_an_error(cluster, engine):
     def nonsense(_, request):
         return request.answer(0, OffsetResponse(offset=-1))
 
@@ -252,34 +290,36 @@ class Slave:
 
 
 @asynccontextmanager
-async def without_master(slave: Slave) -> AsyncIterator[tuple[BrokerProgress, ScriptedNameServer]]:
+async def without_master(
+    slave: Slave,
+) -> AsyncIterator[tuple[BrokerProgress, ScriptedNameServer, Engine]]:
     """Progress of a group at a broker of which only a slave can be reached."""
     async with slave.broker.serving(), ScriptedNameServer().serving() as name_server:
         addresses = {0: Address("127.0.0.1", 1), 1: slave.broker.address}
         name_server.routes[TOPIC] = topic_route({"broker-a": addresses})
         async with running_engine(name_server.address) as engine:
             await engine.routes.get(TOPIC)
-            yield BrokerProgress(engine, GROUP), name_server
+            yield BrokerProgress(engine, GROUP), name_server, engine
 
 
 @pytest.mark.feature("G5")
 @pytest.mark.parametrize("position", [None, 0])
-async def test_a_slave_that_knows_of_no_progress_proves_nothing(position):
-    async with without_master(Slave(position)) as (progress, _):
+async def test_a_slave_without_progress_proves_nothing(position):
+    async with without_master(Slave(position)) as (progress, *_):
         with pytest.raises(BrokerUnavailable, match="proves nothing"):
             await progress.fetch(FIRST)
 
     assert progress.read(FIRST) is None
 
 
-async def test_a_position_that_a_slave_has_is_believed():
-    async with without_master(Slave(7)) as (progress, _):
+async def test_an_offset_that_a_slave_has_is_used():
+    async with without_master(Slave(7)) as (progress, *_):
         assert await progress.fetch(FIRST) == 7
 
 
-async def test_a_report_that_only_a_slave_took_is_made_again_until_a_master_takes_it():
+async def test_a_commit_that_only_a_slave_has_is_repeated_until_a_master_has_it():
     slave, master = Slave(None), Slave(None)
-    async with without_master(slave) as (progress, name_server), master.broker.serving():
+    async with without_master(slave) as (progress, name_server, engine), master.broker.serving():
         progress.update(FIRST, 5)
         with pytest.raises(BrokerUnavailable, match="repeated"):
             await progress.persist([FIRST])
@@ -287,20 +327,18 @@ async def test_a_report_that_only_a_slave_took_is_made_again_until_a_master_take
 
         addresses = {0: master.broker.address, 1: slave.broker.address}
         name_server.routes[TOPIC] = topic_route({"broker-a": addresses})
-        await progress._engine.routes.get(TOPIC, refresh=True)
+        await engine.routes.get(TOPIC, refresh=True)
         await progress.persist([FIRST])
 
     assert master.position == 5
 
 
 class ApacheOffsets:
-    """Keeps positions as Apache's brokers do: whoever finds no table puts one in place."""
+    """Keeps offsets as Apache's brokers do: a request that finds no table makes one."""
 
-    def __init__(self, refused: Collection[int] = (), *, is_silent: bool = False) -> None:
-        """It refuses reports of queues of these numbers; one that is silent answers none."""
+    def __init__(self, *, is_silent: bool = False) -> None:
         self.table: dict[int, int] | None = None
         self.reports: list[int] = []
-        self._refused = refused
         self._is_silent = is_silent
 
     async def take(self, _: Connection, request: Command) -> Command:
@@ -309,8 +347,6 @@ class ApacheOffsets:
         self.reports.append(report.queue_id)
         if self._is_silent:
             await asyncio.sleep(DEADLINE)
-        if report.queue_id in self._refused:
-            return request.answer(ResponseCode.SYSTEM_ERROR, remark="told to")
         found = self.table
         await asyncio.sleep(0.01)  # another thread's turn
         if found is None:
@@ -319,9 +355,7 @@ class ApacheOffsets:
         return request.answer(0)
 
 
-async def test_first_reports_at_the_same_time_are_not_lost_in_a_broker_that_makes_a_table_for_each(
-    cluster, engine
-):
+async def test_simultaneous_first_commits_are_not_lost_at_apaches_brokers(cluster, engine):
     await group_exists(cluster)
     apache = ApacheOffsets()
     progress = BrokerProgress(engine, GROUP)
@@ -334,25 +368,7 @@ async def test_first_reports_at_the_same_time_are_not_lost_in_a_broker_that_make
     assert apache.table == dict.fromkeys(range(4), 10)
 
 
-async def test_first_reports_go_one_by_one_until_one_of_them_was_taken(cluster, engine):
-    await group_exists(cluster)
-    apache = ApacheOffsets(refused={0, 1})
-    progress = BrokerProgress(engine, GROUP)
-
-    with answering(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET, apache.take):
-        # Also where several callers report at the same time.
-        outcomes = await asyncio.gather(
-            progress.store(dict.fromkeys(QUEUES, 10)), progress.store(dict.fromkeys(QUEUES, 11))
-        )
-
-    for failed in outcomes:
-        assert {queue.id for queue in failed} == {0, 1}
-        assert all(isinstance(error, BrokerRefused) for error in failed.values())
-    assert apache.table is not None
-    assert set(apache.table) == {2, 3}
-
-
-async def test_first_reports_to_a_broker_that_is_away_do_not_wait_one_after_the_other(
+async def test_commits_to_a_broker_that_does_not_answer_do_not_wait_one_after_the_other(
     cluster, engine
 ):
     await group_exists(cluster)
@@ -366,7 +382,7 @@ async def test_first_reports_to_a_broker_that_is_away_do_not_wait_one_after_the_
     assert len(silent.reports) == 1
 
 
-async def test_first_reports_of_several_members_are_repeated_and_then_believed(cluster, engine):
+async def test_first_commits_of_several_members_are_verified_and_repeated(cluster, engine):
     await group_exists(cluster)
     apache = ApacheOffsets()
     members = [BrokerProgress(engine, GROUP) for _ in QUEUES]
@@ -385,7 +401,7 @@ async def test_first_reports_of_several_members_are_repeated_and_then_believed(c
 
 
 @pytest.mark.feature("G3")
-async def test_progress_reaches_the_broker_by_the_timer_at_release_and_at_the_end(cluster, client):
+async def test_progress_is_committed_by_the_timer_at_release_and_at_the_end(cluster, client):
     def total():
         return sum(cluster.progress(GROUP, TOPIC).values())
 
@@ -410,6 +426,58 @@ async def test_progress_reaches_the_broker_by_the_timer_at_release_and_at_the_en
         await first.stop()
 
         assert total() == 16
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.feature("H5")
+async def test_an_offset_that_a_pull_carries_counts_immediately(cluster, client):
+    code = RequestCode.UPDATE_CONSUMER_OFFSET
+    usual = usual_handler(cluster.brokers[0], code)
+    commits: list[int | None] = []
+
+    def note(connection, request):
+        commits.append(request.header(UpdateConsumerOffsetRequest).commit_offset)
+        return usual(connection, request)
+
+    settings = replace(QUICK, persist=3600.0, persist_idle=0.0)
+    with answering(cluster.brokers[0], code, note):
+        async with Group(cluster.name_server, settings=settings) as group:
+            await group.join()
+            for count in range(1, 4):
+                await client.stored(TOPIC)
+                await until(lambda: len(group.ledger.consumed) == count, DEADLINE)  # noqa: B023
+            await until(lambda: cluster.progress(GROUP, TOPIC)["broker-a", 0] >= 2, DEADLINE)
+            assert set(commits) == {0}, "the start of each queue"
+
+
+@pytest.mark.feature("G4")
+async def test_progress_only_grows_until_an_administrator_resets_it(cluster, client):
+    gates = [asyncio.Event() for _ in range(6)]
+    seen: list[int] = []
+    for _ in gates:
+        await client.stored(TOPIC)
+
+    async def handle(message):
+        seen.append(message.queue_offset)
+        await gates[message.queue_offset].wait()
+
+    consumer = consumer_of(cluster, GROUP, rebalance=RebalanceSettings(persist=0.02))
+    consumer.on(TOPIC)(handle)
+    async with consumer, AsyncAdmin(name_server=cluster.name_server) as admin:
+        await until(lambda: len(seen) == len(gates), DEADLINE)
+        for finished, position in ((4, 0), (0, 1), (2, 1), (1, 3), (5, 3), (3, 6)):
+            gates[finished].set()
+            await until(lambda: consumer.positions().get(FIRST, 0) == position, DEADLINE)  # noqa: B023
+            assert cluster.progress(GROUP, TOPIC).get(("broker-a", 0), 0) <= position
+        await until(lambda: cluster.progress(GROUP, TOPIC)["broker-a", 0] == 6, DEADLINE)
+        client.report_one_way(TOPIC, 3, group=GROUP)
+        await client.query(TOPIC, consumer_group=GROUP)  # answered after the commit
+        assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == 6
+
+        seen.clear()
+        await admin.progress.reset(GROUP, TOPIC, ResetTo.by_queue({FIRST: 4}))
+
+        await until(lambda: sorted(seen) == [4, 5], DEADLINE)
 
 
 @pytest.mark.feature("G6")
@@ -460,7 +528,7 @@ async def test_a_left_over_position_is_discarded_before_a_queue_is_adopted(clust
     await group_exists(cluster)
     for _ in range(5):
         await client.stored(TOPIC)
-    await reported(client, 2)
+    assert (await client.report(TOPIC, 2)).code == 0
     async with Group(cluster.name_server) as group:
 
         class LeftOver(BrokerProgress):
@@ -475,125 +543,158 @@ async def test_a_left_over_position_is_discarded_before_a_queue_is_adopted(clust
         assert consumer.progress.read(FIRST) == 5
 
 
-# ---- together, and in bounded time
-
-
-async def test_whoever_waits_for_a_broker_goes_with_all_others_who_wait():
-    store = Slow()
-    for queue in QUEUES:
-        store.update(queue, 5)
-    waiting = [asyncio.create_task(store.persist([FIRST]))]
-    await until(lambda: store.calls)
-    waiting += [asyncio.create_task(store.persist([queue])) for queue in QUEUES[1:]]
-    await asyncio.sleep(0)
-    store.failing = {QUEUES[2]}
-
-    store.gate.set()
-    async with asyncio.timeout(DEADLINE):
-        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-
-    assert store.calls == [{FIRST: 5}, dict.fromkeys(QUEUES[1:], 5)]
-    assert [isinstance(each, BrokerUnavailable) for each in outcomes] == [
-        queue == QUEUES[2] for queue in QUEUES
-    ]
-
-
-async def test_whoever_is_cancelled_leaves_the_rest_to_those_who_still_wait():
-    store = Stepped()
-    for queue in QUEUES[:3]:
-        store.update(queue, 5)
-    others = [asyncio.create_task(store.persist([queue])) for queue in QUEUES[:3]]
-    await until(lambda: store.calls)
-    store.steps[0].set()
-    await until(lambda: len(store.calls) == 2)
-
-    # Who is at it for both.
-    others[1].cancel()
-    await until(lambda: len(store.calls) == 3)
-    store.steps[2].set()
-    async with asyncio.timeout(DEADLINE):
-        await others[2]
-
-    assert others[1].cancelled()
-    assert store.calls == [{FIRST: 5}, *[dict.fromkeys(QUEUES[1:3], 5)] * 2]
-
-
-class Stepped(Slow):
-    """Each time that something is put by waits for a step of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = [asyncio.Event() for _ in range(3)]
-
-    async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
-        self.calls.append(dict(changed))
-        await self.steps[len(self.calls) - 1].wait()
-        return {}
-
-
-class Unheard(MemoryProgress):
-    """Once deaf, it takes nothing: whoever puts something by waits for ever, or is told so."""
-
-    def __init__(self, *, hangs: bool) -> None:
-        super().__init__()
-        self.calls = 0
-        self.is_deaf = False
-        self._hangs = hangs
-
-    async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
-        if not self.is_deaf:
-            return await super().store(changed)
-        self.calls += 1
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if self._hangs else 0.05):
-                await asyncio.Event().wait()
-        return {queue: BrokerUnavailable(queue.broker, "it is silent") for queue in changed}
-
-
-@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "refuses"])
 @pytest.mark.parametrize("is_orderly", [True, False], ids=["in order", "concurrent"])
-async def test_a_stop_finds_out_once_that_progress_is_not_taken(
-    cluster, client, monkeypatch, hangs, is_orderly
-):
-    monkeypatch.setattr("orbitmq.client.consumer.handover._LAST_REPORT", 0.2)
-    store = Unheard(hangs=hangs)
-    async with Group(cluster.name_server, progress=store, is_orderly=is_orderly) as group:
-        consumer = await group.join()
+async def test_a_stop_ends_although_commits_hang(cluster, client, monkeypatch, is_orderly):
+    class Hanging(MemoryProgress):
+        hangs = False
+
+        async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+            if self.hangs:
+                await asyncio.Event().wait()
+            return await super().store(changed)
+
+    monkeypatch.setattr(handover, "STOP_LIMIT", 0.2)
+    settings, store = replace(QUICK, handover=0.1), Hanging()
+    async with Group(cluster.name_server, progress=store, settings=settings) as group:
+        consumer = await group.join(is_orderly=is_orderly)
         await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
-        store.is_deaf = True
-        for number in range(8):
-            await client.stored(TOPIC, queue_id=number % 4)
-        await until(lambda: sum(group.ledger.consumed.values()) == 8, DEADLINE)
-        store.calls = 0
+        store.hangs = True
+        for queue in QUEUES:
+            await client.stored(TOPIC, queue_id=queue.id)
+        await until(lambda: sum(group.ledger.consumed.values()) == len(QUEUES), DEADLINE)
 
         async with asyncio.timeout(DEADLINE):
             await consumer.stop()
 
-    # One was on its way, and the others went together, if at all.
-    assert store.calls <= 2
+        assert consumer.owned == set()
 
 
-# ---- a broker that does not have what it was told
+# ---- after a reconnection
 
 
-@pytest.mark.parametrize(("held", "then"), [(3, 10), (20, 20)], ids=["less", "more"])
-async def test_after_a_reconnection_a_broker_is_told_again_if_it_has_less(
-    cluster, engine, client, held, then
+@pytest.mark.parametrize(
+    ("stored", "held", "then"), [(10, 3, 10), (10, 12, 12), (6, 3, 3)], ids=["less", "more", "lost"]
+)
+async def test_after_a_reconnection_an_offset_is_committed_again_unless_messages_were_lost(
+    cluster, engine, client, stored, held, then
 ):
     await group_exists(cluster)
+    for _ in range(stored):
+        await client.stored(TOPIC)
     progress = BrokerProgress(engine, GROUP)
     progress.update(FIRST, 10)
     for _ in range(3):
         await progress.persist(QUEUES)
     await client.report(TOPIC, held)
     await progress.persist(QUEUES)
-    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == held, "somebody else said so since"
+    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == held, "another member committed it"
     connection = engine.open_connection(cluster.brokers[0].address)
     assert connection is not None
 
     # As a broker that was killed comes back, or a slave that was made the master.
     connection.close()
     await until(lambda: not connection.is_open, DEADLINE)
-    await progress.persist(QUEUES)
+    with suppress(BrokerUnavailable):
+        await progress.persist(QUEUES)
 
     assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == then
+
+
+# ---- when offsets are committed
+
+
+class HandClock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+async def committing():
+    """The clock, progress and queues of a committer that only commits early."""
+    clock, progress = HandClock(), MemoryProgress()
+    async with Engine(quick_settings("127.0.0.1:1"), clock=clock) as engine:
+        owned = {queue: OwnedQueue(queue, 0, now=clock.time) for queue in QUEUES}
+        committer = OffsetCommitter(engine, GROUP, progress, owned, interval=3600.0, when_idle=0.01)
+        yield clock, progress, owned, committer
+        committer.stop()
+
+
+async def test_idle_queues_are_committed_early_and_those_with_messages_are_not(committing):
+    clock, progress, owned, committer = committing
+    busy, draining, *idle = QUEUES
+    for queue in QUEUES:
+        progress.update(queue, 7)
+    owned[busy].window.add([received(7)])
+    owned[draining].is_draining = True
+    clock.time += 0.02
+
+    committer.became_empty()
+
+    await until(lambda: progress.kept)
+    assert progress.kept == dict.fromkeys(idle, 7)
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["after a commit", "after a reset"])
+async def test_early_commits_are_a_second_apart(committing, is_reset):
+    clock, progress, _, committer = committing
+    clock.time += 0.02
+    if is_reset:
+        committer.was_reset()
+    else:
+        progress.update(FIRST, 1)
+        committer.became_empty()
+        await until(lambda: progress.kept)
+    before = dict(progress.kept)
+
+    progress.update(FIRST, 2)
+    committer.became_empty()
+    clock.time += 0.9
+    for _ in range(5):
+        await asyncio.sleep(0.01)  # the time in which it looks at the queues
+    assert progress.kept == before
+    clock.time += 0.2
+
+    await until(lambda: progress.kept == {FIRST: 2})
+
+
+async def test_an_outage_of_commits_is_logged_once_with_its_end(caplog):
+    caplog.set_level("INFO", logger="orbitmq.client.consumer.progress")
+    store = Slow()
+    store.gate.set()
+    store.failing = {FIRST}
+    async with running_engine("127.0.0.1:1") as engine:
+        owned = {FIRST: OwnedQueue(FIRST, 0, now=engine.clock.monotonic())}
+        committer = OffsetCommitter(engine, GROUP, store, owned, interval=0.01, when_idle=0.0)
+        store.update(FIRST, 7)
+        committer.start()
+        await until(lambda: len(store.calls) > 3)
+        store.failing = set()
+        await until(lambda: "is over" in caplog.text)
+        committer.stop()
+
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert f"group {GROUP} cannot be committed" in warnings[0]
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
+async def test_the_broker_knows_soon_that_all_is_consumed(ordered):
+    # Pulls carry progress as well, when they begin: none begins while there are no messages.
+    held = PullSettings(hold=2 * DEADLINE, timeout=3 * DEADLINE)
+    seldom = RebalanceSettings(persist=3600.0)
+    async with AsyncEmbeddedCluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=4)
+        consumer = consumer_of(cluster, GROUP, rebalance=seldom, pull=held, ordered=ordered)
+        consumer.on(TOPIC)(lambda message: None)
+        async with consumer:
+            for _ in range(2):
+                await fill(cluster, TOPIC, 50)
+                await cluster.until_consumed(GROUP, TOPIC, timeout=DEADLINE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import re
@@ -69,11 +68,6 @@ def path(tmp_path):
 
 def backup(path: Path) -> Path:
     return path.with_name("offsets.json.bak")
-
-
-def identity(path: Path) -> int:
-    """Another one for every file that is put in its place."""
-    return path.stat().st_ino
 
 
 def test_the_file_is_where_java_keeps_it():
@@ -152,88 +146,37 @@ async def test_a_file_has_one_owner_at_a_time(path):
     await second.load()
     with pytest.raises(SettingError, match=re.escape(str(path))):
         await first.load()
-    del second
+    second.close()
 
     await first.load()
 
 
-#: Owns a file, and says so; then does nothing until it is killed.
-_OWNER = """
-import asyncio, os, pathlib, sys
-from orbitmq.client.consumer.progress import LocalFileProgress
-progress = LocalFileProgress(pathlib.Path(sys.argv[1]))
-asyncio.run(progress.load())
-os.write(1, b"owned\\n")
-sys.stdin.read()
-"""
-
-
-def test_a_file_is_kept_from_other_processes_until_its_owner_is_gone(path):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", _OWNER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == b"owned\n"
-        progress = LocalFileProgress(path)
-        with pytest.raises(SettingError, match="another consumer on this machine"):
-            asyncio.run(progress.load())
-    finally:
-        owner.kill()
-        owner.communicate()
-
-    asyncio.run(progress.load())
-
-
-async def test_nothing_is_written_when_nothing_changed(path):
-    progress = LocalFileProgress(path)
-    await progress.load()
-    progress.update(QUEUE, 3)
-    await progress.persist([QUEUE])
-    before = identity(path)
-
-    await progress.persist([QUEUE])
-
-    assert identity(path) == before
-
-
-@pytest.mark.parametrize("damage", [b"", b'{"offsetTable":{{"brokerN', b"\xff\xfe", b"[1,2]"])
-def test_a_damaged_file_falls_back_to_its_backup(path, damage, caplog):
+@pytest.mark.parametrize("damage", [b"", b'{"offsetTable":{{"brokerN', b"\xff\xfe", b"[1,2]", None])
+def test_the_backup_of_a_damaged_or_missing_file_is_used(path, damage, caplog):
     merge_positions(path, {QUEUE: 1})
     merge_positions(path, {QUEUE: 2})
-    path.write_bytes(damage)
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
 
     assert read_positions(path) == {QUEUE: 1}
-    assert "a backup of progress is used" in caplog.text
+    assert ("a backup of progress is used" in caplog.text) == (damage is not None)
 
 
-def test_a_missing_file_falls_back_to_its_backup(path):
-    merge_positions(path, {QUEUE: 1})
-    merge_positions(path, {QUEUE: 2})
-    path.unlink()
-
-    assert read_positions(path) == {QUEUE: 1}
-
-
-def test_damage_without_a_backup_is_an_error_and_is_not_overwritten(path):
+async def test_damage_without_a_backup_is_an_error_and_is_not_overwritten(path):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"{")
-
-    asyncio.run(_everything_fails(path))
-
-    assert path.read_bytes() == b"{"
-
-
-async def _everything_fails(path: Path) -> None:
     progress = LocalFileProgress(path)
 
     with pytest.raises(ProgressFileError, match=r"offsets\.json: is damaged"):
         await progress.load()
-    with pytest.raises(ProgressFileError):
-        await progress.fetch(QUEUE)
     progress.update(QUEUE, 1)
-    with pytest.raises(ProgressFileError):
-        await progress.persist([QUEUE])
+    for work in (progress.fetch(QUEUE), progress.persist([QUEUE])):
+        with pytest.raises(ProgressFileError):
+            await work
+
+    assert path.read_bytes() == b"{"
 
 
 async def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

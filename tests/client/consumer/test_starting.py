@@ -1,14 +1,25 @@
-"""Where queues begin: the table, for every rule, and that nothing is ever guessed."""
+"""Where a queue begins: at the group's progress, or else where `consume_from` says.
+
+A start without progress is the group's progress from then on: a group that begins at "last" skips
+nothing that is stored after its first look at a queue.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 
-from orbitmq.client.admin.admin import Admin
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.progress import (
     Begin,
     BrokerProgress,
@@ -20,21 +31,26 @@ from orbitmq.client.consumer.progress import (
 )
 from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, SettingError
 from orbitmq.remoting.dispatch import LATER
 from orbitmq.remoting.settings import RequestTimedOut
+from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import OffsetResponse
-from tests.support.broker import RawClient, until
-from tests.support.client import running_engine
-from tests.support.rebalancing import GROUP, TOPIC, Group, answering, refusing
+from tests.support.broker import RawClient
+from tests.support.client import quick_settings, running_engine
+from tests.support.consumers import consumer_of, own_queues, send
+from tests.support.consuming import until
+from tests.support.polling import BY_HAND, NO_TIMER, poll_until
+from tests.support.polling import consumer as pull_consumer
+from tests.support.rebalancing import GROUP, TOPIC, Group, answering, refusing, slipping_in
 
 RETRY = f"%RETRY%{GROUP}"
 ORDINARY = Queue(TOPIC, "broker-a", 0)
 OF_RETRY = Queue(RETRY, "broker-a", 0)
-DEADLINE = 20.0
 
 
 @pytest.fixture
@@ -60,9 +76,8 @@ async def times(cluster):
     client = await RawClient.open(cluster.brokers[0])
     stored = []
     for _ in range(5):
-        for _ in range(2):
-            for topic in (TOPIC, RETRY):
-                await client.stored(topic)
+        for topic in (TOPIC, RETRY) * 2:
+            await client.stored(topic)
         stored.append(cluster.messages(TOPIC)[-2].store_ms / 1000)
         cluster.advance(60)
     await client.close()
@@ -71,6 +86,9 @@ async def times(cluster):
 
 def starting(engine: Engine, begin: ConsumeFrom) -> StartOffsets:
     return StartOffsets(engine, BrokerProgress(engine, GROUP, strict_last=True), begin)
+
+
+# ---- the rules
 
 
 @pytest.mark.feature("G8")
@@ -86,63 +104,17 @@ async def test_a_queue_without_progress_begins_where_the_table_says(engine, time
     }
 
     assert begins == {ConsumeFrom.LAST: (10, 0), ConsumeFrom.FIRST: (0, 0), a_time: (4, 10)}
+    # As Apache's brokers do, a broker answers 0 for a young queue unless it is asked not to.
+    as_apache = StartOffsets(engine, BrokerProgress(engine, GROUP), ConsumeFrom.LAST)
+    assert await as_apache.offset(ORDINARY) == 0
 
 
 async def test_progress_comes_before_every_rule(engine, times):
     progress = MemoryProgress({ORDINARY: 3, OF_RETRY: 0})
 
     for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Begin.TIME, times[2])):
-        assert await StartOffsets(engine, progress, begin).offset(ORDINARY) == 3
-        assert await StartOffsets(engine, progress, begin).offset(OF_RETRY) == 0
-
-
-@pytest.mark.usefixtures("times")
-async def test_a_queue_released_during_an_outage_begins_there_if_its_broker_lost_the_progress(
-    engine,
-):
-    progress = MemoryProgress()
-    start = StartOffsets(engine, progress, ConsumeFrom.LAST)
-
-    start.remember(ORDINARY, 7)
-    start.remember(ORDINARY, 8)
-    assert await start.begin(ORDINARY) == 7
-    assert progress.kept == {ORDINARY: 7}
-
-    start.remember(ORDINARY, 3)
-    assert await start.offset(ORDINARY) == 7, "committed progress counts"
-    progress.kept.clear()
-    start.remember(ORDINARY, 3)
-    start.forget(ORDINARY)
-    assert await start.offset(ORDINARY) == 10
-
-
-@pytest.mark.usefixtures("times")
-async def test_a_look_at_a_message_takes_no_pending_reset_away(cluster, engine):
-    async with Group(cluster.name_server) as group:
-        await group.join()  # so that the broker knows the group
-    found = await message_at(engine, GROUP, ORDINARY, 4)
-    assert found is not None
-    assert found.queue_offset == 4
-    assert await message_at(engine, GROUP, ORDINARY, 10) is None
-
-    def reset():
-        with Admin(name_server=cluster.name_server) as admin:
-            admin.progress.reset(GROUP, TOPIC, ResetTo.by_queue({ORDINARY: 1}))
-
-    await asyncio.to_thread(reset)
-
-    assert await message_at(engine, GROUP, ORDINARY, 4) is None
-    assert await pending_reset(engine, GROUP, ORDINARY, 4) == 1
-
-
-async def test_first_is_the_first_message_that_is_still_there(cluster, engine, times):
-    def six(_, request):
-        return request.answer(0, OffsetResponse(offset=6))
-
-    with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, six):
-        found = await starting(engine, ConsumeFrom.FIRST).offset(ORDINARY)
-
-    assert found == 6
+        start = StartOffsets(engine, progress, begin)
+        assert (await start.offset(ORDINARY), await start.offset(OF_RETRY)) == (3, 0)
 
 
 @pytest.mark.feature("G9")
@@ -177,16 +149,6 @@ async def test_of_many_messages_with_one_time_the_first_is_meant(cluster, engine
         assert await starting(engine, begin).offset(ORDINARY) == stored.index(millis)
 
 
-async def test_a_young_topic_is_read_from_its_first_message_as_with_apache(engine, times):
-    as_apache = StartOffsets(engine, BrokerProgress(engine, GROUP), ConsumeFrom.LAST)
-
-    assert await as_apache.offset(ORDINARY) == 0
-
-
-async def test_strictly_last_means_the_end_of_a_young_topic_too(engine, times):
-    assert await starting(engine, ConsumeFrom.LAST).offset(ORDINARY) == 10
-
-
 @pytest.mark.parametrize(
     ("begin", "code"),
     [
@@ -196,79 +158,309 @@ async def test_strictly_last_means_the_end_of_a_young_topic_too(engine, times):
         (ConsumeFrom(Begin.TIME, 0.0), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP),
     ],
 )
-async def test_a_question_that_is_not_answered_is_an_error(cluster, engine, begin, code):
+async def test_a_request_that_is_refused_is_an_error(cluster, engine, begin, code):
     with refusing(cluster.brokers[0], code), pytest.raises(BrokerRefused):
         await starting(engine, begin).offset(ORDINARY)
 
 
-async def test_a_group_with_progress_begins_although_the_end_is_not_told_in_time(cluster):
-    def silent(_, __):
-        return LATER
+async def test_first_is_the_first_message_that_is_still_there(cluster, engine):
+    def six(_, request):
+        return request.answer(0, OffsetResponse(offset=6))
 
+    def forbid(_, request):
+        return request.answer(ResponseCode.NO_PERMISSION, remark="only Sub")
+
+    first = starting(engine, ConsumeFrom.FIRST)
+    with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, six):
+        assert await first.offset(ORDINARY) == 6
+    # An account that may only consume begins at 0, as Java clients do.
+    with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, forbid):
+        assert await first.offset(ORDINARY) == 0
+
+
+async def test_a_group_with_progress_begins_although_the_end_is_not_answered_in_time(cluster):
     async with running_engine(cluster.name_server, request_timeout=0.2) as engine:
         await engine.routes.get(TOPIC)
-        with answering(cluster.brokers[0], RequestCode.GET_MAX_OFFSET, silent):
+        with answering(cluster.brokers[0], RequestCode.GET_MAX_OFFSET, lambda *_: LATER):
             known = StartOffsets(engine, MemoryProgress({ORDINARY: 3}))
             assert await known.offset(ORDINARY) == 3
             with pytest.raises(RequestTimedOut):
                 await StartOffsets(engine, MemoryProgress()).offset(ORDINARY)
 
 
-@pytest.mark.usefixtures("inside")
+@pytest.mark.usefixtures("inside", "times")
 @pytest.mark.feature("A14")
-async def test_a_start_that_cannot_be_worked_out_postpones_the_queue_and_is_never_guessed(
-    cluster, times, caplog
-):
+async def test_a_queue_whose_start_cannot_be_read_begins_later(cluster, caplog):
     async with Group(cluster.name_server) as group:
         with refusing(cluster.brokers[0], RequestCode.QUERY_CONSUMER_OFFSET):
             consumer = await group.join()
-            await until(lambda: consumer.rebalancer.counts.postponed >= 3, DEADLINE)
-            assert consumer.owned == set()
+            await until(lambda: consumer.rebalancer.counts.postponed >= 3)
             assert consumer.rebalancer.claimed == {ORDINARY}
             assert group.ledger.begun == []
 
-        await until(lambda: len(group.ledger.consumed) == 10, DEADLINE)
+        await until(lambda: len(group.ledger.consumed) == 10)
 
-    told = [line for line in caplog.messages if "where orders@broker-a:0 begins" in line]
-    assert len(told) == 1
-
-
-def test_beginnings_are_read_in_every_form_users_know():
-    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-    assert consume_from("last") == consume_from("CONSUME_FROM_LAST_OFFSET") == ConsumeFrom.LAST
-    assert consume_from("first") == consume_from("CONSUME_FROM_FIRST_OFFSET") == ConsumeFrom.FIRST
-    assert consume_from(noon) == ConsumeFrom(Begin.TIME, noon.timestamp())
-    assert consume_from(noon.timestamp()) == consume_from(noon)
-    assert consume_from(1) == ConsumeFrom(Begin.TIME, 1.0)
-    # As Java reads it: in local time.
-    local = datetime(2026, 1, 31, 12, 0, 1)  # noqa: DTZ001
-    assert consume_from("20260131120001").time == local.timestamp()
-    assert consume_from(ConsumeFrom.FIRST) is ConsumeFrom.FIRST
+    assert caplog.text.count("where orders@broker-a:0 begins") == 1
 
 
-async def test_who_may_consume_and_not_ask_begins_at_0_as_java_clients_do(cluster, engine):
-    def forbid(_, request):
-        return request.answer(ResponseCode.NO_PERMISSION, remark="only Sub")
+@pytest.mark.usefixtures("times")
+async def test_a_look_at_a_message_takes_no_pending_reset_away(cluster, engine):
+    async with Group(cluster.name_server) as group:
+        await group.join()  # so that the broker knows the group
+    found = await message_at(engine, GROUP, ORDINARY, 4)
+    assert found is not None
+    assert found.queue_offset == 4
+    assert await message_at(engine, GROUP, ORDINARY, 10) is None
 
-    with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, forbid):
-        assert await starting(engine, ConsumeFrom.FIRST).offset(ORDINARY) == 0
-    with (
-        answering(cluster.brokers[0], RequestCode.GET_MAX_OFFSET, forbid),
-        pytest.raises(BrokerRefused),
-    ):
-        await starting(engine, ConsumeFrom.LAST).offset(ORDINARY)
+    async with AsyncAdmin(name_server=cluster.name_server) as admin:
+        await admin.progress.reset(GROUP, TOPIC, ResetTo.by_queue({ORDINARY: 1}))
+
+    assert await message_at(engine, GROUP, ORDINARY, 4) is None
+    assert await pending_reset(engine, GROUP, ORDINARY, 4) == 1
+
+
+# ---- the start in user input and in heartbeats
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("last", ConsumeFrom.LAST),
+        ("CONSUME_FROM_LAST_OFFSET", ConsumeFrom.LAST),
+        ("first", ConsumeFrom.FIRST),
+        ("CONSUME_FROM_FIRST_OFFSET", ConsumeFrom.FIRST),
+        (ConsumeFrom.FIRST, ConsumeFrom.FIRST),
+        (NOON, ConsumeFrom(Begin.TIME, NOON.timestamp())),
+        (1, ConsumeFrom(Begin.TIME, 1.0)),
+        # As Java reads it: in local time.
+        ("20260131120001", ConsumeFrom(Begin.TIME, datetime(2026, 1, 31, 12, 0, 1).timestamp())),  # noqa: DTZ001
+    ],
+)
+def test_a_start_is_given_in_every_form_that_users_know(given, expected):
+    assert consume_from(given) == expected
 
 
 @pytest.mark.parametrize(
     "given", ["", "latest", "20261331120000", "2026", None, True, float("nan"), timedelta(1)]
 )
-def test_what_is_no_beginning_is_refused_by_name(given):
+def test_a_wrong_start_is_refused_by_name(given):
     with pytest.raises(SettingError, match="begin_at must be"):
         consume_from(given, "begin_at")
 
 
 def test_heartbeats_name_the_rule_as_apache_does():
-    assert ConsumeFrom.LAST.wire_name is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-    assert ConsumeFrom.FIRST.wire_name is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-    assert ConsumeFrom(Begin.TIME, 0.0).wire_name is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+    rules = (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Begin.TIME, 0.0))
+
+    assert [each.wire_name for each in rules] == [
+        ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
+    ]
+
+
+# ---- a start at the end is committed
+
+
+@asynccontextmanager
+async def with_old_messages(*, strict_last: bool = True) -> AsyncIterator[AsyncEmbeddedCluster]:
+    """A cluster with three messages; `strict_last`: its broker names the end of a young queue."""
+
+    def adjust(settings: BrokerSettings) -> BrokerSettings:
+        progress = replace(settings.progress, zero_for_empty=False, strict_last=strict_last)
+        return replace(settings, progress=progress)
+
+    async with AsyncEmbeddedCluster(adjust=adjust) as cluster:
+        await cluster.create_topic(TOPIC, queues=1)
+        await send(cluster, TOPIC, ["old"] * 3)
+        yield cluster
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Where broadcasting keeps its progress."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def listening(cluster: AsyncEmbeddedCluster, **options: Any) -> tuple[AsyncConsumer, list[bytes]]:
+    seen: list[bytes] = []
+    consumer = consumer_of(cluster, GROUP, consume_from="last", **options)
+    consumer.on(TOPIC)(lambda message: seen.append(message.body))
+    return consumer, seen
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("model", ["clustering", "broadcasting"])
+async def test_what_is_sent_between_two_lives_of_a_consumer_comes_in_the_second(model):
+    async with with_old_messages() as cluster:
+        first, _ = listening(cluster, model=model)
+        async with first:
+            await until(lambda: own_queues(first) == [ORDINARY])
+        await send(cluster, TOPIC, ["between"])
+        second, seen = listening(cluster, model=model)
+        async with second:
+            await until(lambda: seen)
+
+    assert seen == [b"between"]
+
+
+async def test_a_message_in_work_when_its_consumer_is_killed_comes_to_the_next_one():
+    taken: list[bytes] = []
+
+    async def stuck(_, message):
+        taken.append(message.body)
+        await asyncio.Event().wait()
+
+    async with (
+        with_old_messages() as cluster,
+        Group(cluster.name_server, consume_from=ConsumeFrom.LAST) as group,
+    ):
+        first = await group.join(handler=stuck)
+        await until(lambda: first.owned == {ORDINARY})
+        # It was committed before the first pull.
+        assert cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 3}
+        await send(cluster, TOPIC, ["in work"])
+        await until(lambda: taken)
+        await first.kill()
+        await group.join()
+        await until(lambda: (ORDINARY, 3) in group.ledger.consumed)
+
+    assert group.ledger.consumed == {(ORDINARY, 3): 1}
+
+
+async def test_a_queue_whose_start_cannot_be_committed_begins_later():
+    class Reluctant(MemoryProgress):
+        is_away = True
+
+        async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+            if self.is_away:
+                raise BrokerUnavailable("broker-a", "the test says so")
+            return await super().store(changed)
+
+    progress = Reluctant()
+    async with (
+        with_old_messages() as cluster,
+        Group(cluster.name_server, consume_from=ConsumeFrom.LAST, progress=progress) as group,
+    ):
+        member = await group.join()
+        await until(lambda: member.rebalancer.counts.postponed >= 2)
+        assert member.owned == set()
+        await send(cluster, TOPIC, ["new"])
+
+        progress.is_away = False
+        # From 3 on: there the end was at the first look.
+        await until(lambda: (ORDINARY, 3) in group.ledger.consumed)
+
+
+async def test_a_broker_that_refuses_commits_is_pulled_from_and_gets_the_start_later():
+    async with (
+        with_old_messages() as cluster,
+        Group(cluster.name_server, consume_from=ConsumeFrom.LAST, pulls_report=False) as group,
+    ):
+        with refusing(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET):
+            member = await group.join()
+            await until(lambda: member.owned == {ORDINARY})
+            assert cluster.progress(GROUP, TOPIC) == {}
+        await member.stop()
+
+        assert cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 3}
+
+
+@pytest.mark.parametrize("is_assigned", [False, True], ids=["subscribed", "assigned"])
+@pytest.mark.parametrize(("polling", "expected"), [(NO_TIMER, {("broker-a", 0): 3}), (BY_HAND, {})])
+async def test_a_pull_consumer_commits_its_start_unless_it_commits_by_hand(
+    polling, expected, is_assigned
+):
+    async with (
+        with_old_messages() as cluster,
+        pull_consumer(cluster, polling=polling, consume_from="last") as consumer,
+    ):
+        if is_assigned:
+            await consumer.assign([ORDINARY])
+        else:
+            consumer.subscribe(TOPIC)
+        await until(lambda: consumer.assignment() == (ORDINARY,))
+
+        assert cluster.progress(GROUP, TOPIC) == expected
+        # A commit of the positions before the first poll is the start, too.
+        at = {queue: consumer.position(queue) for queue in consumer.assignment()}
+        assert await consumer.commit(at) == {ORDINARY: 3}
+
+
+# ---- what is stored between the requests of a start
+
+
+async def by_handler(cluster: AsyncEmbeddedCluster, **options: Any) -> list[bytes]:
+    consumer, seen = listening(cluster, **options)
+    async with consumer:
+        await until(lambda: own_queues(consumer) == [ORDINARY])
+        await send(cluster, TOPIC, ["end"])
+        await until(lambda: b"end" in seen)
+    return seen
+
+
+async def by_polls(cluster: AsyncEmbeddedCluster, *, is_assigned: bool) -> list[bytes]:
+    async with pull_consumer(cluster, consume_from="last", polling=NO_TIMER) as consumer:
+        if is_assigned:
+            await consumer.assign([ORDINARY])
+        else:
+            consumer.subscribe(TOPIC)
+        await until(lambda: consumer.assignment() == (ORDINARY,))
+        await send(cluster, TOPIC, ["end"])
+        found = await poll_until(consumer, lambda found: any(each.body == b"end" for each in found))
+    return [message.body for message in found]
+
+
+READERS: dict[str, Callable[[AsyncEmbeddedCluster], Awaitable[list[bytes]]]] = {
+    "handler": by_handler,
+    "in order": partial(by_handler, ordered=True),
+    "broadcasting": partial(by_handler, model="broadcasting"),
+    "polls": partial(by_polls, is_assigned=False),
+    "assigned": partial(by_polls, is_assigned=True),
+}
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+async def test_a_message_that_is_stored_between_the_requests_of_a_start_is_consumed(read):
+    async with with_old_messages() as cluster:
+        with slipping_in(cluster.brokers[0], TOPIC):
+            seen = await read(cluster)
+
+    assert seen == [b"slipped in", b"end"]
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET]
+)
+async def test_a_message_that_is_stored_while_the_broker_of_a_start_restarts_is_consumed(code):
+    reached = asyncio.Event()
+
+    async def silent(_, __):
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with with_old_messages() as cluster:
+        consumer, seen = listening(cluster)
+        with answering(cluster.brokers[0], code, silent):
+            await consumer.start()
+            await until(reached.is_set)
+            await send(cluster, TOPIC, ["meanwhile"])
+            await cluster.restart_broker()
+        await until(lambda: seen)
+        await consumer.stop()
+
+    assert seen == [b"meanwhile"]
+
+
+async def test_queues_that_a_topic_gets_later_are_consumed_from_their_beginning():
+    async with with_old_messages(strict_last=False) as cluster:
+        client = quick_settings(cluster.name_server, route_refresh=0.5)
+        consumer, seen = listening(cluster, client=client)
+        async with consumer:
+            await until(lambda: own_queues(consumer) == [ORDINARY])
+            await cluster.create_topic(TOPIC, queues=2)
+            await send(cluster, TOPIC, ["grown"], queue=Queue(TOPIC, "broker-a", 1))
+            await until(lambda: b"grown" in seen)

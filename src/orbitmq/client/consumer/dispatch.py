@@ -141,6 +141,8 @@ class Parts:
 class BaseConsumption(ABC):
     """What both kinds of consumption share: workers, statistics, direct calls."""
 
+    is_in_order = False
+
     def __init__(self, parts: Parts) -> None:
         self._engine = parts.engine
         self._group = parts.group

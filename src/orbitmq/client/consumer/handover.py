@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, Holdings, queues_text
-from orbitmq.client.consumer.progress import BrokerProgress
 from orbitmq.client.consumer.strategies import AllocationError, Strategy, share
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.errors import BrokerUnavailable
@@ -55,14 +53,13 @@ _SLOWEST_LOCK_POLL = 0.5
 _ALLOWANCE = 1.0
 #: How long a claim waits when its queue was a Java member's, which may not list it.
 _UNLISTED = 0.3
-#: After a release that took longer, another member may have taken the queue without waiting.
-_LONG = 1.0
+#: The interval of ownership queries: at first, and later.
+_QUERY = 0.02
+_SLOWEST_QUERY = 0.2
 #: Pause between attempts to commit.
 _AGAIN = 0.1
-#: The longest time of one commit during a stop.
-_LAST_REPORT = 5.0
 #: The longest time of a stop beside its handlers: two commits and what belongs to them.
-_STOP = 2 * _LAST_REPORT + 2.0
+STOP_LIMIT = 12.0
 
 
 class QueueSource(Protocol):
@@ -76,24 +73,14 @@ class QueueSource(Protocol):
 class Draining(Protocol):
     """The part that calls handlers."""
 
+    #: Whether a queue must not begin again while a handler works on it.
+    is_in_order: bool
+
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
         """Begin nothing new for a queue and wait for running calls; True when none runs."""
 
-
-@runtime_checkable
-class Counting(Protocol):
-    """Consumption that can count the messages of running calls; a call may have several."""
-
     def in_hand(self, owned: OwnedQueue) -> int:
         """Messages of a queue that were begun and are not settled."""
-
-
-@runtime_checkable
-class InOrder(Protocol):
-    """Consumption that calls the handlers of a queue one after the other."""
-
-    #: Whether a queue must not begin again while a handler works on it.
-    is_in_order: bool
 
 
 # ---- what a consumer owns and claims
@@ -211,6 +198,20 @@ def _known(position: int | None) -> int:
     return -1 if position is None else position
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverParts:
+    """What acquisition, release and resets of one consumer share."""
+
+    engine: Engine
+    group: str
+    ownership: OwnedQueues
+    progress: ProgressStore
+    starting: StartOffsets
+    puller: QueueSource
+    locks: QueueLocks | None  #: of orderly consumption
+    settings: RebalanceSettings
+
+
 # ---- acquisition
 
 
@@ -238,37 +239,26 @@ class QueueAcquisition:
 
     def __init__(
         self,
-        engine: Engine,
-        group: str,
-        ownership: OwnedQueues,
+        parts: HandoverParts,
         *,
         members: GroupMembers | None,
-        starting: StartOffsets,
-        progress: ProgressStore,
-        commits_start: bool,
-        puller: QueueSource,
         strategy: Strategy,
-        locks: QueueLocks | None,
-        settings: RebalanceSettings,
+        commits_start: bool,
         on_gained: Callable[[str], None],
         look_again: Callable[[str], None],
         refusals: Refusals,
     ) -> None:
-        """Broadcasting has no `members`, orderly consumption has `locks`.
+        """Broadcasting has no `members`.
 
         `commits_start` is false when the application alone decides what is committed.
         """
-        self._engine = engine
-        self._group = group
-        self._ownership = ownership
+        self._parts = parts
+        self._engine = parts.engine
+        self._group = parts.group
+        self._ownership = parts.ownership
         self._members = members
-        self._starting = starting
-        self._progress = progress
-        self._commits_start = commits_start
-        self._puller = puller
         self._strategy = strategy
-        self._locks = locks
-        self._settings = settings
+        self._commits_start = commits_start
         self._on_gained = on_gained
         self._look_again = look_again
         self._refusals = refusals
@@ -281,7 +271,7 @@ class QueueAcquisition:
         """Claim exactly these queues of a topic; other claims of the topic are dropped."""
         wanted = list(wanted)
         claims = self._ownership.claims
-        self._drop(topic, keep=set(wanted))
+        self.drop(topic, keep=set(wanted))
         now = self._engine.clock.monotonic()
         after = 0 if self._members is None else self._members.asked
         fresh = [queue for queue in wanted if queue not in claims]
@@ -302,9 +292,11 @@ class QueueAcquisition:
                 gain.query.again()
             gain.news.set()
 
-    def drop(self, topic: str) -> None:
-        """Drop all claims of a topic."""
-        self._drop(topic, keep=frozenset())
+    def drop(self, topic: str, *, keep: Collection[Queue] = ()) -> None:
+        """Drop the claims of a topic."""
+        for claim in self._ownership.claims_of(topic):
+            if claim.queue not in keep:
+                self._drop_claim(claim)
 
     def drop_claim(self, queue: Queue) -> None:
         """Drop the claim of a queue, if there is one."""
@@ -325,11 +317,6 @@ class QueueAcquisition:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _drop(self, topic: str, *, keep: set[Queue] | frozenset[Queue]) -> None:
-        for claim in self._ownership.claims_of(topic):
-            if claim.queue not in keep:
-                self._drop_claim(claim)
-
     def _drop_claim(self, claim: QueueClaim) -> None:
         del self._ownership.claims[claim.queue]
         self._refusals.given_up(claim.queue)
@@ -342,16 +329,16 @@ class QueueAcquisition:
         """Forget the position of a queue that is not ours, unless a reset is being committed."""
         ownership = self._ownership
         if not (queue in ownership.owned or queue in ownership.claims or queue in ownership.resets):
-            self._progress.forget(queue)
+            self._parts.progress.forget(queue)
 
     def _begin_gain(self, topic: str, view: TopicSnapshot) -> _TopicAcquisition:
         query = None
-        if self._members is not None and self._locks is None:
+        if self._members is not None and self._parts.locks is None:
             query = OwnershipQuery(
                 self._members,
                 topic,
                 self._strategy,
-                self._settings,
+                self._parts.settings,
                 self._engine.clock,
                 me=self._engine.client_id,
                 route_refresh=self._engine.settings.route_refresh,
@@ -364,8 +351,8 @@ class QueueAcquisition:
 
     async def _gain(self, topic: str, gain: _TopicAcquisition) -> None:
         """Go on until every claim of a topic is owned or dropped."""
-        first, slowest = self._settings.first_poll, self._settings.slowest_poll
-        if self._locks is not None:
+        first, slowest = _QUERY, _SLOWEST_QUERY
+        if self._parts.locks is not None:
             first, slowest = _LOCK_POLL, _SLOWEST_LOCK_POLL
         pause = first
         while claims := self._ownership.claims_of(topic):
@@ -379,7 +366,7 @@ class QueueAcquisition:
                 free = await self._free(topic, gain, due)
             except OrbitError as error:
                 self._outages.failed(topic, "queues of %s cannot be begun: %s", topic, error)
-                await self._wait(gain, self._settings.retry)
+                await self._wait(gain, self._parts.settings.retry)
                 continue
             self._outages.recovered(topic)
             await asyncio.gather(*(self._begin(claim) for claim in free))
@@ -401,8 +388,8 @@ class QueueAcquisition:
         self, topic: str, gain: _TopicAcquisition, claims: list[QueueClaim]
     ) -> list[QueueClaim]:
         """The claims that can begin now."""
-        if self._locks is not None:
-            return await self._locked(self._locks, claims)
+        if self._parts.locks is not None:
+            return await self._locked(self._parts.locks, claims)
         if self._members is None or gain.query is None:
             return claims
         view = gain.view
@@ -459,12 +446,12 @@ class QueueAcquisition:
             await self._give_back(claim)
             return
         # What was left in memory from an earlier ownership does not count.
-        self._progress.forget(queue)
+        self._parts.progress.forget(queue)
         try:
             if self._commits_start:
-                offset = await self._starting.begin(queue)
+                offset = await self._parts.starting.begin(queue)
             else:
-                offset = await self._starting.offset(queue)
+                offset = await self._parts.starting.offset(queue)
         except OrbitError as error:
             self._postpone(claim, error)
             return
@@ -486,7 +473,7 @@ class QueueAcquisition:
             offset,
             extra={"group": self._group, "queue": str(queue), "offset": offset},
         )
-        self._puller.begin(owned)
+        self._parts.puller.begin(owned)
         self._on_gained(queue.topic)
 
     def _postpone(self, claim: QueueClaim, error: OrbitError) -> None:
@@ -496,7 +483,7 @@ class QueueAcquisition:
             self._outages.forget(queue)
         else:
             self._outages.failed(queue, "where %s begins cannot be read: %s", queue, error)
-        claim.not_before = self._engine.clock.monotonic() + self._settings.retry
+        claim.not_before = self._engine.clock.monotonic() + self._parts.settings.retry
 
     def _is_current(self, claim: QueueClaim) -> bool:
         return self._ownership.claims.get(claim.queue) is claim
@@ -504,12 +491,12 @@ class QueueAcquisition:
     async def _give_back(self, claim: QueueClaim) -> None:
         """Give back the lock of a claim that was dropped."""
         is_locked, claim.lock = self._may_be_locked(claim), None
-        if self._locks is not None and is_locked:
-            await self._locks.release([claim.queue])
+        if self._parts.locks is not None and is_locked:
+            await self._parts.locks.release([claim.queue])
 
     def _may_be_locked(self, claim: QueueClaim) -> bool:
         """Whether the broker may keep a lock for this claim and for no other of ours."""
-        queue, locks = claim.queue, self._locks
+        queue, locks = claim.queue, self._parts.locks
         if locks is None or queue in self._ownership.owned:
             return False
         if claim.lock is not None:
@@ -707,46 +694,29 @@ class QueueRelease:
     The exception is orderly consumption, in which the lock stays while a handler runs.
 
     The offset is committed twice: immediately, for members that do not wait (Apache's), and when
-    the last handler has ended. Before a late second commit the broker is asked, so that the commit
-    of another owner is not overwritten. What cannot be committed is dropped: its messages are
-    delivered again.
+    the last handler has ended. What cannot be committed is dropped: its messages are delivered
+    again.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        group: str,
-        ownership: OwnedQueues,
+        parts: HandoverParts,
         *,
-        progress: ProgressStore,
-        starting: StartOffsets,
-        puller: QueueSource,
         consumption: Draining,
-        locks: QueueLocks | None,
-        settings: RebalanceSettings,
         on_released: Callable[[str], None],
     ) -> None:
-        self._engine = engine
-        self._group = group
-        self._ownership = ownership
-        self._progress = progress
-        self._starting = starting
-        self._puller = puller
+        self._parts = parts
+        self._engine = parts.engine
+        self._group = parts.group
+        self._ownership = parts.ownership
         self._consumption = consumption
-        self._locks = locks
-        is_in_order = isinstance(consumption, InOrder) and consumption.is_in_order
-        self._is_in_order = locks is not None or is_in_order
-        self._settings = settings
+        self._is_in_order = parts.locks is not None or consumption.is_in_order
         self._on_released = on_released
         self._is_stopping = False
-        self._patience = settings.handover
-        #: For all commits that a stop may have to wait for.
-        self.limit = CommitDeadline()
+        self._patience = parts.settings.handover
         self._tasks: dict[OwnedQueue, asyncio.Task[None]] = {}
         #: Queues that a stop released while a handler worked on them.
         self.left_busy: set[Queue] = set()
-        #: Brokers that did not answer during a stop, and are not asked again.
-        self._unavailable: set[str] = set()
 
     def is_going(self, owned: OwnedQueue) -> bool:
         """Whether a queue is being released."""
@@ -757,7 +727,7 @@ class QueueRelease:
         task = self._tasks.get(owned)
         if task is None:
             owned.is_draining = True
-            self._puller.end(owned)
+            self._parts.puller.end(owned)
             task = self._engine.spawn(
                 self._release(owned, why, commits=commits), f"release {owned.queue}"
             )
@@ -768,15 +738,14 @@ class QueueRelease:
     async def release_all(self, why: str, *, within: float | None = None) -> None:
         """Release everything; handlers that run longer than `within` (`handover`) are left.
 
-        Takes about as long as the handlers, and at most `_STOP` longer, whatever brokers do.
+        Takes about as long as the handlers, and at most `STOP_LIMIT` longer, whatever brokers do.
         """
         self._is_stopping = True
-        self.limit.begin(_LAST_REPORT)
-        self._patience = self._settings.handover if within is None else within
+        self._patience = self._parts.settings.handover if within is None else within
         all_owned = list(self._ownership.owned.values())
         tasks = [self.release(owned, why) for owned in all_owned]
         try:
-            async with asyncio.timeout(self._patience + _STOP):
+            async with asyncio.timeout(self._patience + STOP_LIMIT):
                 await asyncio.gather(*tasks, return_exceptions=True)
         except TimeoutError:
             log.warning(
@@ -789,7 +758,6 @@ class QueueRelease:
 
     async def _release(self, owned: OwnedQueue, why: str, *, commits: bool) -> None:
         queue = owned.queue
-        began = self._engine.clock.monotonic()
         is_idle: bool | None = None
         error: OrbitError | None = None
         try:
@@ -799,9 +767,6 @@ class QueueRelease:
             else:
                 early = None
                 if commits:
-                    if self._is_stopping and isinstance(self._progress, BrokerProgress):
-                        # No later commit corrects what a former owner has set back.
-                        self._progress.doubt(queue)
                     early = asyncio.create_task(self._commit(owned), name=f"commit {queue}")
                 try:
                     is_idle = await self._drain(owned)
@@ -809,20 +774,18 @@ class QueueRelease:
                     error = None if early is None else await early
             owned.drop()
             if not is_idle:
-                self._ownership.counts.abandoned += self._in_hand(owned)
-            if commits and not owned.is_reset:
-                lasted = self._engine.clock.monotonic() - began
-                is_careful = lasted > _LONG or not self._is_locked(owned)
-                await self._commit_last(owned, error, is_careful=is_careful)
+                self._ownership.counts.abandoned += self._consumption.in_hand(owned)
+            if commits:
+                await self._commit_last(owned, error)
         finally:
             # Whatever failed: a queue that is not pulled must not look owned, or stay locked.
             owned.drop()
             try:
                 while (reset := self._ownership.resets.get(queue)) is not None:
                     await asyncio.wait([reset])
-                if self._locks is not None:
+                if (locks := self._parts.locks) is not None:
                     was_idle = not owned.running if is_idle is None else is_idle
-                    await self._unlock(self._locks, owned, is_idle=was_idle)
+                    await self._unlock(locks, owned, is_idle=was_idle)
             finally:
                 self._let_go(owned)
         log.info(
@@ -846,14 +809,6 @@ class QueueRelease:
             )
         return True
 
-    def _in_hand(self, owned: OwnedQueue) -> int:
-        consumption = self._consumption
-        return consumption.in_hand(owned) if isinstance(consumption, Counting) else owned.running
-
-    def _is_locked(self, owned: OwnedQueue) -> bool:
-        """Whether no other member has begun the queue, as far as locks can tell."""
-        return owned.lock is None or owned.lock.is_held(self._engine.clock.monotonic())
-
     def _let_go(self, owned: OwnedQueue) -> None:
         queue = owned.queue
         try:
@@ -861,7 +816,7 @@ class QueueRelease:
                 del self._ownership.owned[queue]
                 self._ownership.counts.released += 1
                 if queue not in self._ownership.resets:
-                    self._progress.forget(queue)
+                    self._parts.progress.forget(queue)
         finally:
             self._on_released(queue.topic)
 
@@ -884,92 +839,38 @@ class QueueRelease:
 
     # ---- commits
 
-    async def _commit_last(
-        self, owned: OwnedQueue, early: OrbitError | None, *, is_careful: bool
-    ) -> None:
-        """Commit the final offset, as long as the next owner waits.
+    async def _commit_last(self, owned: OwnedQueue, error: OrbitError | None) -> None:
+        """Commit the final offset, as long as the next owner waits; `error` is the last one.
 
         After an outage of the broker nothing is committed: it may have lost messages and given
         their offsets to others, which a commit would skip.
         """
-        until = self._engine.clock.monotonic() + self._settings.handover
-        error = early if _is_outage(early) else None
-        while error is None and not owned.is_reset:
-            error = await self._commit(owned, is_careful=is_careful)
+        until = self._engine.clock.monotonic() + self._parts.settings.handover
+        while not (owned.is_reset or _is_outage(error)):
+            error = await self._commit(owned)
             if error is None:
                 return
-            is_late = self._is_stopping or self._engine.clock.monotonic() >= until
-            if not is_late and not _is_outage(error):
-                await asyncio.sleep(_AGAIN)
-                error = None
+            if self._is_stopping or self._engine.clock.monotonic() >= until:
+                break
+            await asyncio.sleep(_AGAIN)
         if error is not None and not owned.is_reset:
-            self._not_committed(owned, error)
+            log.warning(
+                "the offset of group %s in %s could not be committed, its messages are delivered "
+                "again: %s",
+                self._group,
+                owned.queue,
+                error,
+                extra={"group": self._group, "queue": str(owned.queue)},
+            )
 
-    def _not_committed(self, owned: OwnedQueue, error: OrbitError) -> None:
-        position = self._progress.read(owned.queue)
-        if position is not None:
-            self._starting.remember(owned.queue, position)
-        log.warning(
-            "the offset of group %s in %s could not be committed, its messages are delivered "
-            "again: %s",
-            self._group,
-            owned.queue,
-            error,
-            extra={"group": self._group, "queue": str(owned.queue)},
-        )
-
-    async def _commit(self, owned: OwnedQueue, *, is_careful: bool = False) -> OrbitError | None:
+    async def _commit(self, owned: OwnedQueue) -> OrbitError | None:
         """Commit the position of a queue; the error that prevented it."""
-        queue, progress = owned.queue, self._progress
-        if queue.broker in self._unavailable:
-            return BrokerUnavailable(queue.broker, "it did not answer before, and is not asked")
         try:
-            async with self.limit.kept(queue.broker):
-                position = progress.read(queue)
-                if position is None:
-                    return None
-                if is_careful:
-                    await progress.fetch(queue)
-                    if owned.is_reset:
-                        return None
-                    progress.update(queue, position)
-                await progress.persist([queue])
+            await self._parts.progress.persist([owned.queue])
         except OrbitError as error:
-            if self._is_stopping and _is_outage(error):
-                self._unavailable.add(queue.broker)
             return error
         return None
 
 
 def _is_outage(error: OrbitError | None) -> bool:
     return isinstance(error, RemotingError | BrokerUnavailable)
-
-
-class CommitDeadline:
-    """Limits the time of commits once the consumer stops, those under way included."""
-
-    def __init__(self) -> None:
-        self._within: float | None = None
-        self._under_way: set[asyncio.Timeout] = set()
-
-    @asynccontextmanager
-    async def kept(self, broker: str) -> AsyncIterator[None]:
-        """Raises `BrokerUnavailable` when a commit at a broker takes too long."""
-        try:
-            async with asyncio.timeout(self._within) as timeout:
-                self._under_way.add(timeout)
-                try:
-                    yield
-                finally:
-                    self._under_way.discard(timeout)
-        except TimeoutError as error:
-            reason = f"progress was not taken within {self._within:g} s"
-            raise BrokerUnavailable(broker, reason) from error
-
-    def begin(self, within: float) -> None:
-        """From now on a commit may take `within` seconds."""
-        self._within = within
-        until = asyncio.get_running_loop().time() + within
-        for timeout in self._under_way:
-            if timeout.when() is None:
-                timeout.reschedule(until)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
@@ -61,9 +60,6 @@ LEAVING: Final = "orbitmq.leaving"
 #: Seconds between two log lines for an inconsistency that lasts.
 TELL_AGAIN: Final = 600.0
 
-#: After as many requests without an answer a Java member is not asked any more.
-MOST_UNANSWERED: Final = 3
-
 
 class _Finding(msgspec.Struct, rename="camel"):
     text: str
@@ -86,8 +82,7 @@ class MemberSilent(ClientError):
 class Listing:
     """The members of a group by the lists of several brokers: those in any of them."""
 
-    #: An id as often as in the list that has it most often.
-    members: tuple[str, ...]
+    members: frozenset[str]
     #: Whether all lists are equal.
     is_agreed: bool = True
     #: Whether no broker was too late with its list.
@@ -105,14 +100,6 @@ class Holdings:
     claimed: frozenset[Queue] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The kind of a member, by a broker."""
-
-    language: LanguageName | None
-    is_pushed: bool
-
-
 class GroupMembers:
     """Asks the brokers of a topic about the members of a group."""
 
@@ -128,8 +115,6 @@ class GroupMembers:
         self._lists: dict[Address, frozenset[str]] = {}
         #: Until when silent brokers are asked last.
         self._silent_until: dict[Address, float] = {}
-        #: Unanswered requests to Java members in a row, and when that was last counted.
-        self._unanswered: dict[str, tuple[int, float]] = {}
         #: Whether the account may ask members, as far as known.
         self.may_ask = True
         self._findings = LogAtIntervals(interval=TELL_AGAIN)
@@ -140,13 +125,13 @@ class GroupMembers:
         """The number of requests sent so far, for use as `after`."""
         return self._questions.sent
 
-    async def of(self, topic: str) -> tuple[str, ...]:
+    async def of(self, topic: str) -> frozenset[str]:
         """The client ids that one broker of the topic lists. Raises `OrbitError`."""
         return (await self.listed(topic))[0]
 
     async def listed(
         self, topic: str, *, after: int | None = None
-    ) -> tuple[tuple[str, ...], Address]:
+    ) -> tuple[frozenset[str], Address]:
         """The same, and the broker."""
         after = self.asked if after is None else after
         refused: ConnectFailed | None = None
@@ -165,7 +150,7 @@ class GroupMembers:
         raise refused or denied or _nobody_to_ask(topic)
 
     async def everywhere(
-        self, topic: str, listed: tuple[str, ...], broker: Address, *, after: int | None = None
+        self, topic: str, listed: frozenset[str], broker: Address, *, after: int | None = None
     ) -> Listing:
         """The list of one broker combined with those of the topic's other brokers."""
         after = self.asked if after is None else after
@@ -173,16 +158,14 @@ class GroupMembers:
         others = [each for each in self._brokers(route) if each != broker]
         found = await asyncio.gather(*(self._listed_by(other, after) for other in others))
         lists = [listed, *(each for each in found if not isinstance(each, OrbitError))]
-        most: Counter[str] = Counter()
-        for each in lists:
-            most |= Counter(each)
+        members = frozenset[str]().union(*lists)
         return Listing(
-            tuple(most.elements()),
-            is_agreed=all(most == Counter(each) for each in lists),
+            members,
+            is_agreed=all(members == each for each in lists),
             is_whole=not any(isinstance(each, RequestTimedOut) for each in found),
         )
 
-    async def _listed_by(self, broker: Address, after: int) -> tuple[str, ...] | OrbitError:
+    async def _listed_by(self, broker: Address, after: int) -> frozenset[str] | OrbitError:
         """The list of a broker, or the error."""
         within = self._answer_within
         if self._is_silent(broker):
@@ -193,7 +176,7 @@ class GroupMembers:
             log.debug("%s does not list group %s: %s", broker, self._group, error)
             return error
 
-    async def _list(self, broker: Address, within: float, after: int) -> tuple[str, ...]:
+    async def _list(self, broker: Address, within: float, after: int) -> frozenset[str]:
         try:
             # The shared request may have a longer limit.
             async with asyncio.timeout(within):
@@ -205,7 +188,7 @@ class GroupMembers:
             code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
             raise RequestTimedOut(broker, code, within) from None
 
-    async def _ask_list(self, broker: Address) -> tuple[str, ...]:
+    async def _ask_list(self, broker: Address) -> frozenset[str]:
         try:
             answer = await self._engine.ask(
                 broker,
@@ -221,11 +204,8 @@ class GroupMembers:
             raise
         self._silent_until.pop(broker, None)
         self._log_findings(answer.ext_fields.get(FINDINGS))
-        listed = decode_body(ConsumerList, answer.body).consumer_id_list
-        self._lists[broker] = frozenset(listed)
-        for member in [*self._unanswered]:
-            if not any(member in each for each in self._lists.values()):
-                del self._unanswered[member]
+        listed = frozenset(decode_body(ConsumerList, answer.body).consumer_id_list)
+        self._lists[broker] = listed
         return listed
 
     def _is_late(self, broker: Address) -> None:
@@ -256,29 +236,13 @@ class GroupMembers:
 
         Raises when no broker answers.
         """
-        kinds = await self._kinds(topic, members, self.asked if after is None else after)
-        return {
-            member: kind.is_pushed and kind.language is LanguageName.JAVA
-            for member, kind in kinds.items()
-        }
-
-    async def are_ours(self, topic: str, members: Collection[str], *, after: int) -> bool:
-        """Whether all `members` are clients like this one, according to brokers."""
-        try:
-            kinds = await self._kinds(topic, members, after)
-        except OrbitError as error:
-            log.debug("the languages of members are not known: %s", error)
-            return False
-        ours = {member for member, kind in kinds.items() if kind.language is LanguageName.PYTHON}
-        return ours >= set(members)
-
-    async def _kinds(self, topic: str, members: Collection[str], after: int) -> dict[str, _Kind]:
+        after = self.asked if after is None else after
         route = await self._engine.routes.get(topic)
-        found: dict[str, _Kind] = {}
+        found: dict[str, bool] = {}
         trouble: OrbitError | None = None
         for broker in sorted(self._brokers(route), key=lambda each: -self._lists_of(each, members)):
             try:
-                found = await self._kinds_at(broker, after) | found
+                found = await self._java_at(broker, after) | found
             except OrbitError as error:
                 trouble = trouble or error
             if found.keys() >= set(members):
@@ -287,12 +251,10 @@ class GroupMembers:
             raise trouble or _nobody_to_ask(topic)
         return {member: found[member] for member in members if member in found}
 
-    async def _kinds_at(self, broker: Address, after: int) -> dict[str, _Kind]:
-        return await self._questions.answer(
-            ("kinds", broker), after, lambda: self._ask_kinds(broker)
-        )
+    async def _java_at(self, broker: Address, after: int) -> dict[str, bool]:
+        return await self._questions.answer(("java", broker), after, lambda: self._ask_java(broker))
 
-    async def _ask_kinds(self, broker: Address) -> dict[str, _Kind]:
+    async def _ask_java(self, broker: Address) -> dict[str, bool]:
         answer = await self._engine.ask(
             broker,
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -301,7 +263,7 @@ class GroupMembers:
         found = decode_body(ConsumerConnection, answer.body)
         is_pushed = found.consume_type is ConsumeType.CONSUME_PASSIVELY
         return {
-            each.client_id: _Kind(each.language, is_pushed)
+            each.client_id: is_pushed and each.language is LanguageName.JAVA
             for each in found.connection_set
             if each.client_id is not None
         }
@@ -310,46 +272,19 @@ class GroupMembers:
         return len(self._lists.get(broker, frozenset()).intersection(members))
 
     async def begun(self, client_id: str, topic: str) -> frozenset[Queue]:
-        """The queues in which a Java member has a position. Raises when it does not answer.
-
-        Some clients that call themselves Java's never answer; they are asked a few times.
-        """
-        if self._unanswered.get(client_id, (0, 0.0))[0] >= MOST_UNANSWERED:
-            raise MemberSilent(client_id)
-        asked_at = self._engine.clock.monotonic()
-        try:
-            answer = await self._ask_member(
-                topic,
-                client_id,
-                RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
-                GetConsumerStatusRequest(topic=topic, group=self._group, client_addr=client_id),
-            )
-        except RequestTimedOut:
-            self._note_unanswered(client_id, asked_at)
-            raise
+        """The queues in which a Java member has a position. Raises when it does not answer."""
+        answer = await self._ask_member(
+            topic,
+            client_id,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+            GetConsumerStatusRequest(topic=topic, group=self._group, client_addr=client_id),
+        )
         tables = decode_body(ConsumerStatus, answer.body).consumer_table or {}
         if client_id not in tables:
-            self._note_unanswered(client_id, asked_at)
             raise MemberSilent(client_id)
-        self._unanswered.pop(client_id, None)
         return frozenset(
             Queue(each.topic, each.broker_name, each.queue_id) for each in tables[client_id]
         )
-
-    def _note_unanswered(self, client_id: str, asked_at: float) -> None:
-        times, noted_at = self._unanswered.get(client_id, (0, float("-inf")))
-        if asked_at < noted_at:
-            # A request for another topic at the same time: counted once.
-            return
-        self._unanswered[client_id] = times + 1, self._engine.clock.monotonic()
-        if times + 1 == MOST_UNANSWERED:
-            log.warning(
-                "member %s of group %s does not report which queues it consumes, and is not asked "
-                "any more: a queue that it had is begun here after the time of a hand-over",
-                client_id,
-                self._group,
-                extra={"group": self._group, "client": client_id},
-            )
 
     async def holdings(self, client_id: str, topic: str, *, after: int | None = None) -> Holdings:
         """The queues of all topics that a member holds or claims. Raises when it does not answer.

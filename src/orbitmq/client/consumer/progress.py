@@ -244,9 +244,6 @@ class MemoryProgress(TrackedProgress):
 _ANSWERS = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
 _DONE = frozenset({int(ResponseCode.SUCCESS)})
 
-#: A broker and a topic, for which the broker has one table of a group's offsets.
-_Table: TypeAlias = tuple[str, str]
-
 
 class ProgressUnknown(ClientError):
     """A broker's answer about progress that is not valid."""
@@ -268,14 +265,15 @@ class BrokerProgress(TrackedProgress):
 
     A commit counts when it was answered, on the connection on which it was sent. After a
     reconnection the broker is asked, and the commit repeated if it has less: it may have lost a
-    commit. If it has more, another member owns the queue.
+    commit. If it has more, another member owns the queue. An offset beyond the end of the queue is
+    not committed: the broker has lost messages, and the queue begins at the committed offset.
 
     A slave is asked while no master can be reached, but counts for less: an offset that it has is
     used (messages repeat), a missing one or 0 proves nothing, and its commits are repeated until a
     master has them.
 
     Apache's brokers can lose one of two simultaneous first commits of a topic, as each creates the
-    table. So first commits of a topic go one after the other, and are verified with the next one.
+    table. So one commit of a topic goes before the others, and a queue's first one is verified.
 
     With `strict_last` brokers are asked not to answer 0 for a young queue without progress.
     """
@@ -288,10 +286,6 @@ class BrokerProgress(TrackedProgress):
         self._group = group
         self._set_zero = False if strict_last else None
         self._timeout = timeout
-        #: Tables that the broker is known to have.
-        self._tables: set[_Table] = set()
-        #: Held while a table is created.
-        self._making: dict[_Table, asyncio.Lock] = {}
         #: Queues committed once, and those verified afterwards.
         self._reported_once: set[Queue] = set()
         self._certain: set[Queue] = set()
@@ -337,36 +331,25 @@ class BrokerProgress(TrackedProgress):
         return is_master, offset
 
     async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
-        by_table: dict[_Table, dict[Queue, int]] = {}
+        by_topic: dict[tuple[str, str], dict[Queue, int]] = {}
         for queue, offset in changed.items():
-            by_table.setdefault(_table(queue), {})[queue] = offset
-        failed = await asyncio.gather(*(self._store(*each) for each in by_table.items()))
+            by_topic.setdefault((queue.broker, queue.topic), {})[queue] = offset
+        failed = await asyncio.gather(*map(self._store, by_topic.values()))
         return {queue: error for some in failed for queue, error in some.items()}
 
-    async def _store(self, table: _Table, changed: dict[Queue, int]) -> dict[Queue, Exception]:
-        """Commit offsets of one table, one after the other until the table exists."""
-        failed: dict[Queue, Exception] = {}
-        rest = list(changed)
-        if table not in self._tables:
-            async with self._making.setdefault(table, asyncio.Lock()):
-                while rest and table not in self._tables:
-                    queue = rest.pop(0)
-                    error = await self._report(queue, changed[queue])
-                    if error is not None:
-                        failed[queue] = error
-                    if isinstance(error, RemotingError):
-                        # The others would wait as long for the same failure.
-                        return failed | {queue: copy.copy(error) for queue in rest}
-        outcomes = await asyncio.gather(*(self._report(each, changed[each]) for each in rest))
-        return failed | {queue: error for queue, error in zip(rest, outcomes, strict=True) if error}
+    async def _store(self, changed: dict[Queue, int]) -> dict[Queue, Exception]:
+        """Commit the offsets of one topic at one broker."""
+        (first, offset), *others = changed.items()
+        error = await self._report(first, offset)
+        if isinstance(error, RemotingError):
+            # The others would wait as long for the same failure.
+            return {queue: copy.copy(error) for queue in changed}
+        errors = [error, *await asyncio.gather(*(self._report(*each) for each in others))]
+        return {queue: error for queue, error in zip(changed, errors, strict=True) if error}
 
     def is_supposed(self, queue: Queue) -> bool:
         """Whether a broker may have answered 0 only because the queue is young."""
         return self._set_zero is not False and self.read(queue) == 0
-
-    def doubt(self, queue: Queue) -> None:
-        """Ask the broker with the next commit whether it still has the offset."""
-        self._known_on.pop(queue, None)
 
     def forget(self, queue: Queue) -> None:
         super().forget(queue)
@@ -391,12 +374,10 @@ class BrokerProgress(TrackedProgress):
 
     def _is_there(self, queue: Queue) -> None:
         """The master has an offset of the queue."""
-        self._tables.add(_table(queue))
         self._reported_once.discard(queue)
         self._certain.add(queue)
 
     def _was_reported(self, queue: Queue) -> None:
-        self._tables.add(_table(queue))
         if queue in self._reported_once:
             self._reported_once.discard(queue)
             self._certain.add(queue)
@@ -405,6 +386,8 @@ class BrokerProgress(TrackedProgress):
 
     async def _report(self, queue: Queue, offset: int) -> OrbitError | None:
         try:
+            if queue in self._known_on and self._is_doubtful(queue):
+                await self._check_end(queue, offset)
             if self._stored.get(queue) == offset:
                 # Committed before, once only or on another connection.
                 is_master, held = await self._query(queue, set_zero=False)
@@ -431,6 +414,13 @@ class BrokerProgress(TrackedProgress):
             return None
         return MasterAway(queue, "only a slave has the commit; it is repeated")
 
+    async def _check_end(self, queue: Queue, offset: int) -> None:
+        """Raise `BrokerUnavailable` if a broker that was away has lost what was consumed."""
+        with suppress(BrokerRefused, ConnectFailed):
+            end = await end_offset(self._engine, queue)
+            if end < offset:
+                raise BrokerUnavailable(queue.broker, f"{queue} ends at {end}, before {offset}")
+
     async def _ask(
         self, queue: Queue, code: RequestCode, header: Header, accept: frozenset[int]
     ) -> tuple[Connection | None, Command]:
@@ -451,10 +441,6 @@ class BrokerProgress(TrackedProgress):
             else:
                 return used if number == MASTER else None, answer
         raise refused or BrokerUnavailable(queue.broker, "no route has it")
-
-
-def _table(queue: Queue) -> _Table:
-    return queue.broker, queue.topic
 
 
 # ---- progress in a file
@@ -675,35 +661,16 @@ class GuardedProgressStore:
 # ---- when offsets are committed
 
 
-#: Seconds for which a reset offset is not overwritten, so that its author can read it back.
-_SEEN: Final = 1.0
-#: Seconds between two early commits at a broker: at first, and at most.
+#: Seconds between two early commits, and between a reset and an early commit: the author of the
+#: reset can read the offset back.
 _DISTANCE: Final = 1.0
-_LONGEST: Final = 8.0
-
-
-@dataclass(slots=True)
-class _Pace:
-    """The distance of early commits at a broker."""
-
-    last: float
-    distance: float
-
-    def went(self, now: float, *, longest: float) -> None:
-        """An early commit is sent; frequent ones double the distance, a quiet time resets it."""
-        if now - self.last > 2 * self.distance:
-            self.distance = _DISTANCE
-        else:
-            self.distance = min(2 * self.distance, longest)
-        self.last = now
 
 
 class OffsetCommitter:
     """Commits the positions of the owned queues. Belongs to the event loop.
 
     All queues are committed every few seconds. A queue that becomes idle is committed early, as
-    a person or a job may be waiting for that. Queues that get a message now and then are idle
-    often, so early commits of a broker keep a growing distance.
+    a person or a job may be waiting for that.
     """
 
     def __init__(
@@ -722,17 +689,12 @@ class OffsetCommitter:
         self._progress = progress
         self._owned = owned
         self._interval = interval
-        self._longest = max(_DISTANCE, min(interval, _LONGEST))
         self._when_idle = when_idle
         self._outages = LogOncePerOutage(log)
         self._regular: Periodic | None = None
         self._look: asyncio.TimerHandle | None = None
         self._is_stopped = False
-        #: Queues without an early commit before these times.
-        self._not_before: dict[Queue, float] = {}
-        #: The time up to which the handler calls of a queue are covered by an early commit.
-        self._covered: dict[Queue, float] = {}
-        self._paces: dict[str, _Pace] = {}
+        self._no_early_before = float("-inf")
 
     def start(self) -> None:
         self._regular = self._engine.every(
@@ -753,60 +715,26 @@ class OffsetCommitter:
             loop = asyncio.get_running_loop()
             self._look = loop.call_later(self._when_idle, self._look_for_idle)
 
-    def let_be_seen(self, queues: Iterable[Queue]) -> None:
-        """Offsets were reset: no early commit for a moment, so that they can be read back."""
-        until = self._engine.clock.monotonic() + _SEEN
-        self._not_before.update(dict.fromkeys(queues, until))
+    def was_reset(self) -> None:
+        """Offsets were reset: no early commit for a moment."""
+        self._no_early_before = self._engine.clock.monotonic() + _DISTANCE
 
     def _look_for_idle(self) -> None:
         self._look = None
         now = self._engine.clock.monotonic()
-        latest = now - self._when_idle
-        self._not_before = {queue: at for queue, at in self._not_before.items() if at > now}
-        self._covered = {queue: at for queue, at in self._covered.items() if queue in self._owned}
-        waiting = [
-            owned
-            for owned in self._owned.values()
-            if not len(owned.window)
-            and not owned.is_reset
-            and owned.last_consumed > self._covered_until(owned)
+        empty = [
+            owned for owned in self._owned.values() if not (len(owned.window) or owned.is_draining)
         ]
-        idle = [
-            owned.queue
-            for owned in waiting
-            if owned.last_consumed <= latest
-            and owned.queue not in self._not_before
-            and self._may_commit(owned.queue.broker, now)
-        ]
-        if len(idle) < len(waiting):
+        idle = [each.queue for each in empty if each.last_consumed <= now - self._when_idle]
+        if now < self._no_early_before or len(idle) < len(empty):
             self.became_empty()
-        if idle and self._engine.is_running:
-            self._note_early(idle, now, latest)
+        if now >= self._no_early_before and idle and self._engine.is_running:
+            self._no_early_before = now + _DISTANCE
             self._engine.spawn(self._report(idle), f"progress of idle queues of {self._group}")
 
-    def _covered_until(self, owned: OwnedQueue) -> float:
-        return self._covered.get(owned.queue, float("-inf"))
-
-    def _may_commit(self, broker: str, now: float) -> bool:
-        pace = self._paces.get(broker)
-        return pace is None or now >= pace.last + pace.distance
-
-    def _note_early(self, queues: list[Queue], now: float, covered: float) -> None:
-        self._covered.update(dict.fromkeys(queues, covered))
-        for broker in {queue.broker for queue in queues}:
-            pace = self._paces.get(broker)
-            if pace is None:
-                self._paces[broker] = _Pace(now, _DISTANCE)
-            else:
-                pace.went(now, longest=self._longest)
-
     async def _report_all(self) -> None:
-        # A dropped or reset queue is committed by its correction or its reset.
-        await self._report(
-            queue
-            for queue, owned in self._owned.items()
-            if not (owned.is_dropped or owned.is_reset)
-        )
+        # A queue that is being released commits by itself: its broker may have been away.
+        await self._report(queue for queue, owned in self._owned.items() if not owned.is_draining)
 
     async def _report(self, queues: Iterable[Queue]) -> None:
         try:
@@ -935,23 +863,6 @@ def consume_from(given: Beginning, name: str = "consume_from") -> ConsumeFrom:
     )
 
 
-class _Point(enum.Enum):
-    """A value to request from the broker."""
-
-    ZERO = enum.auto()
-    FIRST = enum.auto()
-    END = enum.auto()
-    TIME = enum.auto()
-
-
-#: Where a queue without progress begins: in an ordinary topic, and in a retry topic.
-WITHOUT_PROGRESS: Mapping[Begin, tuple[_Point, _Point]] = {
-    Begin.LAST: (_Point.END, _Point.ZERO),
-    Begin.FIRST: (_Point.FIRST, _Point.ZERO),
-    Begin.TIME: (_Point.TIME, _Point.END),
-}
-
-
 class StartOffsets:
     """Finds where queues begin: at the committed offset, and without one as `consume_from` says.
 
@@ -969,15 +880,6 @@ class StartOffsets:
         self._begin = begin
         #: The ends of queues at the first look, until they begin.
         self._ends: dict[Queue, int] = {}
-
-    def remember(self, queue: Queue, position: int) -> None:
-        """A queue was released with a position that could not be committed.
-
-        Should its broker come back without any progress of the group, the queue begins there and
-        not at an end that has moved on.
-        """
-        if self._point(queue) is _Point.END:
-            self._ends[queue] = min(position, self._ends.get(queue, position))
 
     def forget(self, queue: Queue) -> None:
         """The offset of a queue was set: its earlier end does not count."""
@@ -1004,14 +906,14 @@ class StartOffsets:
 
     async def _find(self, queue: Queue) -> tuple[int, bool]:
         """The offset at which a queue begins, and whether it is the committed one."""
-        unseen = await self._look(queue) if self._point(queue) is _Point.END else None
+        unseen = await self._look(queue) if self._is_at_end(queue) else None
         stored = await self._progress.fetch(queue)
         if stored is not None:
             return stored, True
         if unseen is not None:
             raise unseen
         end = self._ends.get(queue)
-        return (await self.without_progress(queue) if end is None else end), False
+        return (await self._without_progress(queue) if end is None else end), False
 
     async def _look(self, queue: Queue) -> OrbitError | None:
         """Read the end of a queue; the error, which matters only without progress."""
@@ -1029,20 +931,20 @@ class StartOffsets:
         with suppress(BrokerRefused):
             await self._progress.persist([queue])
 
-    async def without_progress(self, queue: Queue) -> int:
-        """Where a queue without progress begins now."""
-        point = self._point(queue)
-        if point is _Point.ZERO:
-            return 0
-        if point is _Point.FIRST:
-            return await self._first(queue)
-        if point is _Point.END:
+    async def _without_progress(self, queue: Queue) -> int:
+        """Where a queue without progress begins now, by the table above."""
+        if self._is_at_end(queue):
             return await end_offset(self._engine, queue)
+        if is_retry_topic(queue.topic):
+            return 0
+        if self._begin.begin is Begin.FIRST:
+            return await self._first(queue)
         return await offset_at(self._engine, queue, self._begin.time or 0.0)
 
-    def _point(self, queue: Queue) -> _Point:
-        ordinary, retry = WITHOUT_PROGRESS[self._begin.begin]
-        return retry if is_retry_topic(queue.topic) else ordinary
+    def _is_at_end(self, queue: Queue) -> bool:
+        """Whether a queue without progress begins at its end."""
+        ends = Begin.TIME if is_retry_topic(queue.topic) else Begin.LAST
+        return self._begin.begin is ends
 
     async def _first(self, queue: Queue) -> int:
         try:

@@ -14,13 +14,13 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from orbitmq.client.consumer.handover import (
     Draining,
+    HandoverParts,
     OwnedQueues,
     QueueAcquisition,
     QueueRelease,
@@ -114,35 +114,26 @@ class Rebalancer:
         )
         self._ownership = OwnedQueues()
         self._news = AssignmentNotifier(engine, group, listener, self._assignment)
-        starting = StartOffsets(engine, progress, consume_from)
-        self._acquisition = QueueAcquisition(
-            engine,
-            group,
-            self._ownership,
-            members=self._members,
-            starting=starting,
+        parts = HandoverParts(
+            engine=engine,
+            group=group,
+            ownership=self._ownership,
             progress=progress,
-            commits_start=commits_start,
+            starting=StartOffsets(engine, progress, consume_from),
             puller=puller,
-            strategy=self._strategy,
             locks=self._locks,
             settings=settings,
+        )
+        self._acquisition = QueueAcquisition(
+            parts,
+            members=self._members,
+            strategy=self._strategy,
+            commits_start=commits_start,
             on_gained=self._news.changed,
             look_again=self._other_members,
             refusals=self._refusals,
         )
-        self._releases = QueueRelease(
-            engine,
-            group,
-            self._ownership,
-            progress=progress,
-            starting=starting,
-            puller=puller,
-            consumption=consumption,
-            locks=self._locks,
-            settings=settings,
-            on_released=self._released,
-        )
+        self._releases = QueueRelease(parts, consumption=consumption, on_released=self._released)
         if self._locks is not None:
             self._locks.on_lost = self._lock_lost
         self.committer = OffsetCommitter(
@@ -155,11 +146,7 @@ class Rebalancer:
             when_idle=0.0 if is_broadcasting else settings.persist_idle,
         )
         self._resetting = OffsetResets(
-            engine,
-            group,
-            self._ownership,
-            progress=progress,
-            starting=starting,
+            parts,
             acquisition=self._acquisition,
             releases=self._releases,
             committer=self.committer,
@@ -547,8 +534,8 @@ class GroupView:
         #: Why a topic was never consumed so far.
         self._hindered: dict[str, OrbitError] = {}
         self._consumed: set[str] = set()
-        #: Brokers that do not have the group, and the topics for which they were asked.
-        self._refused_by: dict[str, set[str]] = {}
+        #: Brokers that do not have the group.
+        self._refused_by: set[str] = set()
         #: In how many rounds brokers have listed no member, although we are registered.
         self._unlisted: dict[str, int] = {}
         #: Missing topics, and the existing topic with a similar name.
@@ -556,7 +543,7 @@ class GroupView:
         self._connected_to: set[Address] = set()
         self._returned_at = float("-inf")
         #: What all brokers of a topic list, as long as no event has occurred since.
-        self._agreed: dict[str, Counter[str]] = {}
+        self._agreed: dict[str, frozenset[str]] = {}
         self._happenings = 0
         #: The number of requests sent before the last event.
         self._happened_after = 0
@@ -607,7 +594,7 @@ class GroupView:
     @property
     def topics(self) -> set[str]:
         """The topics with any state here."""
-        return self._consumed.union(self._hindered, *self._refused_by.values())
+        return self._consumed.union(self._hindered)
 
     def hindered(self, topic: str, error: OrbitError) -> None:
         """A topic cannot be consumed now."""
@@ -630,8 +617,8 @@ class GroupView:
         self._split.pop(topic, None)
         self._unheard.pop(topic, None)
         self._outages.forget(_route(topic))
-        for broker in tuple(self._refused_by):
-            self._not_refused(topic, broker)
+        # The other topics find again which brokers do not have the group.
+        self._forget_refusals(set(self._refused_by))
 
     # ---- requests
 
@@ -701,33 +688,30 @@ class GroupView:
         # Events during the requests count as later ones.
         happenings, agreed = self._happenings, self._agreed.pop(topic, None)
         members, broker, after, failed = await self._listed(group, topic, after)
-        if agreed is not None and agreed == Counter(members) and set(before) <= agreed.keys():
+        if agreed is not None and agreed == members and agreed.issuperset(before):
             found = Listing(members)
         else:
             found = await group.everywhere(topic, members, broker, after=after)
         if found.is_agreed:
             self._split.pop(topic, None)
+            if found.is_whole and happenings == self._happenings:
+                self._agreed[topic] = found.members
         else:
             self._split[topic] = self._split.get(topic, 0) + 1
-        if found.is_agreed and found.is_whole and happenings == self._happenings:
-            self._agreed[topic] = Counter(found.members)
         if self._engine.client_id not in found.members:
             self._check_welcome(topic, failed)
         if self._may_come(topic, before, found):
             return None
-        once = tuple(dict.fromkeys(found.members))
-        if len(once) < len(found.members) and not await group.are_ours(topic, once, after=after):
-            return found.members
-        return once
+        return tuple(sorted(found.members))
 
     async def _listed(
         self, group_members: GroupMembers, topic: str, after: int
-    ) -> tuple[tuple[str, ...], Address, int, Mapping[Address, OrbitError]]:
+    ) -> tuple[frozenset[str], Address, int, Mapping[Address, OrbitError]]:
         """The list of one broker that knows us, that broker, and the number of requests before it.
 
         Also the brokers that refused the heartbeat, if one was sent.
         """
-        members: tuple[str, ...] = ()
+        members = frozenset[str]()
         failed: Mapping[Address, OrbitError] = {}
         # Apache's brokers say so when a group has no member, not even us.
         with suppress(BrokerRefused):
@@ -741,7 +725,7 @@ class GroupView:
             except BrokerRefused as refused:
                 self._check_welcome(topic, failed)
                 if self._is_no_group(topic, refused, failed):
-                    raise self._refused(topic, refused) from refused
+                    raise self._refused(refused) from refused
                 raise
         self._has_group(topic, str(broker))
         return members, broker, after, failed
@@ -791,10 +775,10 @@ class GroupView:
         times = self._unlisted[topic] = self._unlisted.get(topic, 0) + 1
         return times >= _ROUNDS_UNLISTED
 
-    def _refused(self, topic: str, refused: BrokerRefused) -> GroupRefused:
+    def _refused(self, refused: BrokerRefused) -> GroupRefused:
         """Note that a broker does not have the group, until it is created."""
         refusal = GroupRefused(self._group, refused)
-        self._refused_by.setdefault(refused.address, set()).add(topic)
+        self._refused_by.add(refused.address)
         # Logged once for all topics, which share the reason.
         self._outages.failed(_group_at(refused.address), "%s", refusal, level=logging.ERROR)
         return refusal
@@ -802,22 +786,16 @@ class GroupView:
     def _has_group(self, topic: str, broker: str) -> None:
         """A broker has listed the group, so it has it. Brokers that are gone are forgotten."""
         self._unlisted.pop(topic, None)
-        if not self._refused_by:
-            return
-        if self._refused_by.pop(broker, None) is not None:
+        if broker in self._refused_by:
+            self._refused_by.remove(broker)
             self._outages.recovered(_group_at(broker))
-        route = self._engine.routes.known(topic)
-        if route is not None:
-            there = {str(each) for brokers in route.brokers.values() for each in brokers.values()}
-            for gone in self._refused_by.keys() - there:
-                self._not_refused(topic, gone)
+        brokers = self._engine.routes.brokers.values()
+        known = {str(each) for found in brokers for each in found.values()}
+        self._forget_refusals(self._refused_by - known)
 
-    def _not_refused(self, topic: str, broker: str) -> None:
-        """A broker is no longer asked for a topic; the last topic ends its outage."""
-        topics = self._refused_by[broker]
-        topics.discard(topic)
-        if not topics:
-            del self._refused_by[broker]
+    def _forget_refusals(self, brokers: Collection[str]) -> None:
+        self._refused_by.difference_update(brokers)
+        for broker in brokers:
             self._outages.forget(_group_at(broker))
 
 

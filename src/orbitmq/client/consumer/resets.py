@@ -43,8 +43,8 @@ from orbitmq.wire.headers import (
 from orbitmq.wire.javajson import decode_body, encode_body
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.handover import OwnedQueues, QueueAcquisition, QueueRelease
-    from orbitmq.client.consumer.progress import OffsetCommitter, ProgressStore, StartOffsets
+    from orbitmq.client.consumer.handover import HandoverParts, QueueAcquisition, QueueRelease
+    from orbitmq.client.consumer.progress import OffsetCommitter, ProgressStore
     from orbitmq.client.consumer.workers import DirectCall
     from orbitmq.client.engine import Engine
     from orbitmq.remoting.connection import Connection
@@ -55,18 +55,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: How long a stop waits for the commits of resets, in seconds.
+_LAST_COMMIT: Final = 5.0
+
 
 class OffsetResets:
     """Follows the resets of one consumer. Belongs to the event loop."""
 
     def __init__(
         self,
-        engine: Engine,
-        group: str,
-        ownership: OwnedQueues,
+        parts: HandoverParts,
         *,
-        progress: ProgressStore,
-        starting: StartOffsets,
         acquisition: QueueAcquisition,
         releases: QueueRelease,
         committer: OffsetCommitter,
@@ -74,18 +73,14 @@ class OffsetResets:
         on_committed: Callable[[], None],
     ) -> None:
         """`is_own`: whether the last round gave a queue to this member, owned or not."""
-        self._engine = engine
-        self._group = group
-        self._ownership = ownership
-        self._progress = progress
-        self._starting = starting
+        self._parts = parts
+        self._group = parts.group
+        self._ownership = parts.ownership
         self._acquisition = acquisition
         self._releases = releases
         self._committer = committer
         self._is_own = is_own
         self._on_committed = on_committed
-        #: The newest offset of each queue that is being reset.
-        self._offsets: dict[Queue, int] = {}
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
         """Go on from other offsets; returns when they are committed.
@@ -108,9 +103,9 @@ class OffsetResets:
                 raise each
 
     async def settled(self) -> None:
-        """Wait until no reset is under way. Commits have a time limit once the consumer stops."""
-        while commits := self._ownership.resets.values():
-            await asyncio.wait(tuple(commits))
+        """Wait until no reset is under way, for a limited time."""
+        if commits := self._ownership.resets.values():
+            await asyncio.wait(tuple(commits), timeout=_LAST_COMMIT)
 
     def _is_ours(self, queue: Queue) -> bool:
         ownership = self._ownership
@@ -123,49 +118,45 @@ class OffsetResets:
 
     def _begin(self, queue: Queue, offset: int) -> asyncio.Task[OrbitError | None]:
         """Stop a queue and set its offset; returns the commit."""
-        self._offsets[queue] = offset
-        commit = self._ownership.resets.get(queue)
-        if commit is None:
-            commit = self._ownership.resets[queue] = self._engine.spawn(
-                self._commit(queue), f"commit the reset of {queue}"
-            )
-        self._starting.forget(queue)
-        owned = self._ownership.owned.get(queue)
+        ownership, parts = self._ownership, self._parts
+        owned = ownership.owned.get(queue)
         if owned is None:
             self._acquisition.drop_claim(queue)
-        self._progress.freeze(queue, offset)
+        parts.starting.forget(queue)
+        parts.progress.freeze(queue, offset)
+        # Commits the offset that is the newest by then.
+        commit = ownership.resets[queue] = parts.engine.spawn(
+            self._commit(queue, offset, ownership.resets.get(queue)), f"commit the reset of {queue}"
+        )
         if owned is not None:
             owned.is_reset = True
             self._releases.release(owned, "its offset was reset", commits=False)
         return commit
 
-    async def _commit(self, queue: Queue) -> OrbitError | None:
-        """Commit the newest offset of a queue; the error that prevented it."""
-        offset, error = -1, None
+    async def _commit(
+        self, queue: Queue, offset: int, earlier: asyncio.Task[OrbitError | None] | None
+    ) -> OrbitError | None:
+        """Commit the offset of a queue after an `earlier` reset; the error that prevented it."""
+        error: OrbitError | None = None
         try:
-            while offset != self._offsets[queue]:
-                offset = self._offsets[queue]
-                error = await self._persist(queue)
+            if earlier is not None:
+                await asyncio.wait([earlier])
+            await self._parts.progress.persist([queue])
+        except OrbitError as failed:
+            error = failed
+            self._not_committed(queue, offset, error)
         except asyncio.CancelledError:
             self._not_committed(queue, offset, "the consumer stops")
             raise
         finally:
-            del self._offsets[queue], self._ownership.resets[queue]
-            self._committer.let_be_seen([queue])
-            if queue not in self._ownership.owned:
-                self._progress.forget(queue)
-            self._on_committed()
-        if error is not None:
-            self._not_committed(queue, offset, error)
+            resets = self._ownership.resets
+            if resets.get(queue) is asyncio.current_task():
+                del resets[queue]
+                self._committer.was_reset()
+                if queue not in self._ownership.owned:
+                    self._parts.progress.forget(queue)
+                self._on_committed()
         return error
-
-    async def _persist(self, queue: Queue) -> OrbitError | None:
-        try:
-            async with self._releases.limit.kept(queue.broker):
-                await self._progress.persist([queue])
-        except OrbitError as error:
-            return error
-        return None
 
     def _not_committed(self, queue: Queue, offset: int, why: object) -> None:
         # Logged for each queue: Apache's brokers do not wait for an answer.

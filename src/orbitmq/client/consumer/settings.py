@@ -183,9 +183,6 @@ class RebalanceSettings:
     persist_idle: float = 0.2
     #: How long missing members are waited for after a broker was connected to.
     return_grace: float = 3.0
-    #: The interval of ownership queries: at first, and later.
-    first_poll: float = 0.02
-    slowest_poll: float = 0.2
 
     def __post_init__(self) -> None:
         fields = Fields(self, "rebalance")

@@ -722,6 +722,8 @@ class Trouble:
 class Settling:
     """Turns what polls returned into progress."""
 
+    is_in_order = False
+
     def __init__(self, cache: Cache, progress: ProgressStore, *, is_automatic: bool) -> None:
         self._cache = cache
         self._progress = progress
@@ -756,6 +758,10 @@ class Settling:
             if self._is_automatic:
                 self._note(queue)
             self._cache.forget(owned)
+
+    def in_hand(self, owned: OwnedQueue) -> int:
+        """None: what was returned is not known to be in work."""
+        return 0
 
     def _is_done(self, queue: CachedQueue) -> bool:
         if self._is_ending:

@@ -63,6 +63,8 @@ class OwnedQueues:
     For rebalancing it is the source of messages and their consumption in one.
     """
 
+    is_in_order = False
+
     def __init__(
         self,
         engine: Engine,
@@ -119,6 +121,10 @@ class OwnedQueues:
             return False
         self._lost_until.pop(owned, None)
         return True
+
+    def in_hand(self, owned: OwnedQueue) -> int:
+        """Batches of a queue under way."""
+        return owned.running
 
     # ---- called by the driver
 
