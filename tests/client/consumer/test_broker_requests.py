@@ -35,7 +35,7 @@ from orbitmq.wire.headers import (
 )
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.client import running_engine
-from tests.support.consumers import consumer_of, send, until_owned
+from tests.support.consumers import consumer_of, done_here, send, until_owned
 from tests.support.consuming import DEADLINE, until
 from tests.support.prometheus import parse_metrics
 
@@ -65,11 +65,6 @@ async def running_info(
         ),
     )
     return decode_body(ConsumerRunningInfo, answer.body)
-
-
-def _consumed(consumer: AsyncConsumer) -> int:
-    found = consumer.statistics().topics.get("orders")
-    return 0 if found is None else found.consumed
 
 
 class TestRunningInfo:
@@ -133,13 +128,11 @@ class TestRunningInfo:
         assert (here.consumed, here.failed, here.pulled) == (2, 1, 3)
         assert here.consume_time >= 0.002
         assert min(here.consumed_per_second, here.failed_per_second, here.pulled_per_second) > 0
-        told = info.status_table["orders"]
-        assert told.consume_ok_tps > 0
-        assert told.consume_failed_tps > 0
-        assert told.consume_failed_msgs == 1
-        assert told.consume_rt >= 2
-        assert told.pull_tps > 0
-        assert told.pull_rt > 0
+        status = info.status_table["orders"]
+        assert min(status.consume_ok_tps, status.consume_failed_tps, status.pull_tps) > 0
+        assert status.consume_failed_msgs == 1
+        assert status.consume_rt >= 2
+        assert status.pull_rt > 0
         assert info.user_consumer_info["sentBack"] == "1"
         for name, value in (("consumed_total", 2), ("failed_total", 1), ("pulled_total", 3)):
             assert metrics[f"orbitmq_consumer_{name}"].value(**labels) == value
@@ -160,28 +153,22 @@ class TestRunningInfo:
         assert longest.value(**labels) == times.longest
         assert CallTimes.from_text(info.user_consumer_info["consumeTimes.orders"]) == times
 
-    @pytest.mark.parametrize("is_async", [False, True])
-    async def test_calls_in_order_are_timed_one_by_one(self, cluster, is_async):
+    async def test_calls_in_order_are_timed_one_by_one(self, cluster):
         consumer = consumer_of(cluster, ordered=True)
 
-        async def handle_async(message):
+        @consumer.on("orders")
+        async def handle(message):
             await asyncio.sleep(0.05 if message.body == b"slow" else 0)
 
-        def handle(message):
-            if message.body == b"slow":
-                threading.Event().wait(0.05)
-
-        consumer.on("orders")(handle_async if is_async else handle)
         bodies = ["quick"] * 10 + ["slow"] + ["quick"] * 10
         await send(cluster, "orders", bodies, queue=Queue("orders", "broker-a", 0))
         async with consumer:
-            await until(lambda: _consumed(consumer) == 21)
+            await until(lambda: done_here(consumer) == 21)
             times = consumer.statistics().topics["orders"].consume_times
 
         # One call took long, and those after it, which waited for it, did not.
         assert times.calls == 21
-        assert (times.longest or 0) >= 0.05
-        assert (times.p50 or 1) < (times.longest or 0)
+        assert (times.p50 or 1) < 0.05 <= (times.longest or 0)
 
     async def test_coroutine_handlers_are_in_the_stacks(self, cluster, tool):
         entered, opened = asyncio.Event(), asyncio.Event()
@@ -303,43 +290,41 @@ class TestConsumeDirectly:
         return decode_body(ConsumeDirectlyResult, answer.body)
 
     @pytest.mark.parametrize(
-        ("answer", "expected"),
+        ("verdict", "expected"),
         [
             (None, ConsumeResult.CR_SUCCESS),
             (False, ConsumeResult.CR_LATER),
             (ValueError("no"), ConsumeResult.CR_THROW_EXCEPTION),
         ],
     )
-    @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
     async def test_the_handler_is_called_once_and_nothing_follows(
-        self, cluster, tool, answer, expected, is_async
+        self, cluster, tool, verdict, expected
     ):
         calls: list[str] = []
 
         def handle(message):
             calls.append(message.text())
-            if len(calls) == 2 and isinstance(answer, Exception):
-                raise answer
-            return answer if len(calls) == 2 else None
-
-        async def handle_async(message):
-            return handle(message)
+            if len(calls) == 1:
+                return None
+            if isinstance(verdict, Exception):
+                raise verdict
+            return verdict
 
         consumer = consumer_of(cluster)
-        consumer.on("orders")(handle_async if is_async else handle)
+        consumer.on("orders")(handle)
         async with consumer:
             await send(cluster, "orders", ["x"])
-            await until(lambda: sum(consumer.positions().values()) == 1)
+            await until(lambda: done_here(consumer) == 1)
             result = await self.ask(cluster, tool, consumer)
 
-        assert result.consume_result == expected
-        assert result.order is False
-        assert result.auto_commit is True
+        assert (result.consume_result, result.order, result.auto_commit) == (expected, False, True)
         assert result.spent_time_mills >= 0
         assert calls == ["x", "x"]
-        assert consumer_is_clean(cluster, consumer)
+        # Nothing went back to the broker.
+        assert not cluster.messages(f"%RETRY%{consumer.group}")
+        assert not cluster.messages("SCHEDULE_TOPIC_XXXX")
 
-    async def test_a_silent_listener_is_told_apart(self, cluster, tool):
+    async def test_a_listener_without_a_verdict_is_reported_as_such(self, cluster, tool):
         consumer = consumer_of(cluster, consume_from="last", strict_last=True)
         await send(cluster, "orders", ["x"])
         consumer.listen("orders", lambda messages, context: None)
@@ -349,9 +334,3 @@ class TestConsumeDirectly:
 
         assert result.consume_result == ConsumeResult.CR_RETURN_NULL
         assert "no verdict" in (result.remark or "")
-
-
-def consumer_is_clean(cluster: AsyncEmbeddedCluster, consumer: AsyncConsumer) -> bool:
-    """Nothing went back to the broker."""
-    retries = cluster.messages(f"%RETRY%{consumer.group}")
-    return not retries and not cluster.messages("SCHEDULE_TOPIC_XXXX")

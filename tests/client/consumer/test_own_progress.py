@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from orbitmq.client.consumer.progress import (
-    GuardedProgressStore,
     MemoryProgress,
     ProgressStore,
     ProgressStoreFailed,
+    guarded,
 )
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.errors import BrokerUnavailable
@@ -39,15 +39,13 @@ class Database(MemoryProgress):
         return await super().store(changed)
 
 
-def broken(error: BaseException) -> GuardedProgressStore:
+def broken(error: BaseException) -> ProgressStore:
     """A store whose every method raises."""
 
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    return GuardedProgressStore(
-        cast(ProgressStore, type("Broken", (), dict.fromkeys(CALLS, fail))())
-    )
+    return guarded(cast(ProgressStore, type("Broken", (), dict.fromkeys(CALLS, fail))()))
 
 
 CALLS: dict[str, Callable[[ProgressStore], Awaitable[object] | object]] = {

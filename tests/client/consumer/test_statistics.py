@@ -37,19 +37,13 @@ def test_a_meter_counts_what_lies_within_its_stretch(events, later):
     assert abs(meter.total - sum(value for _, _, value in kept)) < 1e-6
 
 
-def test_a_rate_is_that_of_the_time_that_has_passed():
+def test_a_rate_is_that_of_the_time_that_has_passed_and_a_mean_the_last_known_one():
     meter = Meter(0.0, 12, 5.0)
     for second in range(10):
-        meter.add(second, 7)
+        meter.add(second, 7, 10.5)
 
     assert meter.rate(10.0) == 7.0
-
-
-def test_a_mean_is_the_last_known_one_when_nothing_happens():
-    meter = Meter(0.0, 12, 5.0)
-    meter.add(0.0, 2, 3.0)
-
-    assert meter.mean(1.0) == 1.5
+    assert meter.mean(10.0) == 1.5
     assert meter.mean(1000.0) == 1.5
     assert Meter(0.0, 12, 5.0).mean(5.0) == 0.0
 

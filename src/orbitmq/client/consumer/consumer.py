@@ -37,8 +37,8 @@ from orbitmq.client.consumer.progress import (
     Beginning,
     BrokerProgress,
     ConsumeFrom,
-    GuardedProgressStore,
     LocalFileProgress,
+    guarded,
     progress_path,
 )
 from orbitmq.client.consumer.progress import (
@@ -828,7 +828,7 @@ class ConsumerCore(GroupMember):
         super().__init__(engine, group, registrations, options)
         own = options.progress
         self._kept = self._default_progress() if own is None else own
-        self.progress: ProgressStore = self._kept if own is None else GuardedProgressStore(own)
+        self.progress: ProgressStore = self._kept if own is None else guarded(own)
         self._producer = _InnerProducer(engine)
         self.consumption = self._consumption()
         self.puller = Puller(

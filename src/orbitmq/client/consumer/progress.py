@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import enum
+import inspect
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, cast
 
 from msgspec import field
 
@@ -609,53 +610,40 @@ class ProgressStoreFailed(ClientError):
         )
 
 
-class GuardedProgressStore:
-    """Forwards to the application's store; every exception becomes an `OrbitError`."""
+def guarded(store: ProgressStore) -> ProgressStore:
+    """The application's store; every exception becomes an `OrbitError`."""
+    return cast("ProgressStore", _GuardedStore(store))
+
+
+class _GuardedStore:
+    """Forwards every method."""
 
     def __init__(self, store: ProgressStore) -> None:
         self._store = store
 
-    async def load(self) -> None:
-        with self._declared("load"):
-            await self._store.load()
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
 
-    def update(self, queue: Queue, offset: int, *, increase_only: bool = True) -> None:
-        with self._declared("update"):
-            self._store.update(queue, offset, increase_only=increase_only)
+        def call(*args: Any, **options: Any) -> Any:
+            with self._declared(name):
+                result = method(*args, **options)
+            return self._awaited(name, result) if inspect.isawaitable(result) else result
 
-    def freeze(self, queue: Queue, offset: int) -> None:
-        with self._declared("freeze"):
-            self._store.freeze(queue, offset)
+        return call
 
-    def read(self, queue: Queue) -> int | None:
-        with self._declared("read"):
-            return self._store.read(queue)
-
-    async def fetch(self, queue: Queue) -> int | None:
-        with self._declared("fetch"):
-            return await self._store.fetch(queue)
-
-    async def persist(self, queues: Iterable[Queue]) -> None:
-        with self._declared("persist"):
-            await self._store.persist(queues)
-
-    def forget(self, queue: Queue) -> None:
-        with self._declared("forget"):
-            self._store.forget(queue)
-
-    def positions(self, topic: str | None = None) -> dict[Queue, int]:
-        with self._declared("positions"):
-            return self._store.positions(topic)
+    async def _awaited(self, name: str, result: Awaitable[Any]) -> Any:
+        with self._declared(name):
+            return await result
 
     @contextmanager
-    def _declared(self, what: str) -> Iterator[None]:
+    def _declared(self, name: str) -> Iterator[None]:
         try:
             yield
         except OrbitError:
             raise
         except Exception as error:
             # Whatever a driver raises, also what looks like a timeout of ours.
-            raise ProgressStoreFailed(self._store, what, error) from error
+            raise ProgressStoreFailed(self._store, name, error) from error
 
 
 # ---- when offsets are committed
