@@ -153,7 +153,7 @@ _DEPRECATED_ERRORS: Final[dict[str, tuple[str, str | None]]] = {
     "ResetFailed": ("PartlyDone", "client.admin.resets"),
     "SendFailed": ("SendFailed", None),
     "SettingError": ("SettingError", None),
-    "SubscriptionRefused": ("NotSupported", "client.consumer.pull"),
+    "SubscriptionRefused": ("NotSupported", "client.consumer.subscriptions"),
     "TimesUnsupported": ("MessageRefused", "client.errors"),
     "TooManyInFlight": ("TooManyInFlight", None),
     "TopicExists": ("AlreadyExists", "client.errors"),

@@ -6,14 +6,16 @@ The brokers live in another process; what members of a group do is seen as their
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.pull import PullDelay
-from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.consumer.verdict import Verdict
 from orbitmq.client.idempotence import Idempotence
@@ -30,7 +32,7 @@ from tests.support.consumers import (
     send,
     until_retry_is_owned,
 )
-from tests.support.consuming import until
+from tests.support.consuming import DEADLINE, until
 
 QUEUES = 8
 ONE = Queue("orders", "broker-a", 0)
@@ -96,6 +98,42 @@ def _shares(members: list[AsyncConsumer]) -> list[list[Queue]]:
 
 
 # ---- fetching
+
+
+@pytest.mark.feature("B5")
+async def test_a_pull_without_messages_waits_at_the_broker_and_is_answered_by_their_arrival(
+    cluster,
+):
+    came_at: list[float] = []
+    consumer = consumer_of(cluster)
+    consumer.on("orders")(lambda message: came_at.append(time.monotonic()))
+    async with consumer, producer_of(cluster) as producer:
+        await until_retry_is_owned(consumer)
+        # One for each queue, and one for the retry topic.
+        await _until_held(cluster, QUEUES + 1)
+        # Far longer than a pull that is not held.
+        watched = 10 * PullSettings().flow_delay
+        held_since = cluster.clock.now()
+        await until(lambda: cluster.clock.now() - held_since > watched)
+        sent_at = time.monotonic()
+        await producer.send("orders", "x", queue=ONE)
+        await until(lambda: came_at)
+        fetched = consumer.statistics().topics["orders"]
+        await _until_held(cluster, QUEUES + 1)
+
+    assert PullSettings().hold == 15.0
+    assert came_at[0] - sent_at < PullSettings().hold - 5, "it came with the end of the hold"
+    assert fetched.pulled == 1
+    assert fetched.pull_time > 10 * PullSettings().flow_delay, (
+        "the pull that was held is the one that was answered"
+    )
+
+
+async def _until_held(cluster: AsyncEmbeddedCluster, count: int) -> None:
+    """Wait until so many pulls wait at the broker, by its own account."""
+    async with AsyncAdmin(name_server=cluster.name_server) as admin, asyncio.timeout(DEADLINE):
+        while (await admin.runtime("broker-a")).raw["heldPulls"] != str(count):  # noqa: ASYNC110  # is asked for
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.feature("B10")

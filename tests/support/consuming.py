@@ -20,7 +20,7 @@ from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.statistics import Statistics
 from orbitmq.client.consumer.verdict import DEAD, Failure
-from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.consumer.window import OwnedQueue, Ownership
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
@@ -222,3 +222,16 @@ async def consuming(
     finally:
         await consumption.stop()
         await engine.stop()
+
+
+def called(
+    binding: Binding, messages: Sequence[ReceivedMessage], ownership: Ownership | None = None
+) -> Any:
+    """The outcome of a handler, called as workers call it."""
+    if not binding.is_async:
+        return binding.call(QUEUE, messages, ownership)
+
+    async def call() -> Any:
+        return await binding.call_async(QUEUE, messages, ownership)
+
+    return asyncio.run(call())

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from orbitmq.client.consumer.progress import BrokerProgress, MemoryProgress, TrackedProgress
-from orbitmq.client.consumer.pull import Puller, Subscription, Subscriptions, WindowReceiver
+from orbitmq.client.consumer.pull import Puller, WindowReceiver
 from orbitmq.client.consumer.settings import FlowSettings, PullSettings
+from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
 from orbitmq.client.consumer.window import HeldLock, OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage

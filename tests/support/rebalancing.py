@@ -20,10 +20,11 @@ from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.locks import LockSettings, QueueLocks
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
 from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, ProgressStore
-from orbitmq.client.consumer.pull import Puller, Subscription, Subscriptions, WindowReceiver
+from orbitmq.client.consumer.pull import Puller, WindowReceiver
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import Averagely, Strategy, share
+from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine, _State
 from orbitmq.client.message import ReceivedMessage

@@ -35,7 +35,6 @@ from orbitmq.client.consumer.verdict import (
     HELD,
     Failure,
     Outcome,
-    Retry,
     Verdict,
     outcome_of_error,
     reason_of,
@@ -70,8 +69,6 @@ class Delivery:
         "notes",
         "outcome",
         "ownership",
-        "put_off_messages",
-        "put_off_until",
         "queue",
     )
 
@@ -97,9 +94,6 @@ class Delivery:
         self.is_async = is_async
         #: The outcome of the messages, once the handler and all inner middleware have returned.
         self.outcome = Outcome(Verdict.RETRY, self._messages, _NOT_CALLED)
-        #: What comes again without having reached the handler, and when.
-        self.put_off_messages: list[ReceivedMessage] = []
-        self.put_off_until: Retry | None = None
         #: What waits here without having reached the handler, and how long.
         self.held_messages: list[ReceivedMessage] = []
         self.hold_seconds = 0.0
@@ -110,7 +104,7 @@ class Delivery:
 
     @property
     def messages(self) -> tuple[ReceivedMessage, ...]:
-        """What the handler is going to be called with, or was; see `drop` and `put_off`."""
+        """What the handler is going to be called with, or was; see `drop` and `hold`."""
         return self._messages
 
     @property
@@ -132,12 +126,6 @@ class Delivery:
     def drop(self, message: ReceivedMessage) -> None:
         """Keep a message from the handler; it counts as done."""
         self._messages = tuple(each for each in self._messages if each is not message)
-
-    def put_off(self, message: ReceivedMessage, retry: Retry) -> None:
-        """Keep a message from the handler; it comes again."""
-        self.drop(message)
-        self.put_off_messages.append(message)
-        self.put_off_until = retry
 
     def hold(self, message: ReceivedMessage, seconds: Duration) -> None:
         """Keep a message from the handler for a while; it is offered again, here, after that.
@@ -532,7 +520,7 @@ class Surrounded:
             if not course.is_left:
                 course.leave(stack, error)
         _end(delivery)
-        return _with_put_off(delivery.outcome, delivery)
+        return _with_held(delivery.outcome, delivery)
 
     async def on_loop(
         self, queue: Queue, messages: Messages, ownership: Ownership | None = None
@@ -559,7 +547,7 @@ class Surrounded:
         except BaseException:  # noqa: BLE001, S110  # the delivery's outcome tells of it
             pass
         await _end_async(delivery)
-        return _with_put_off(delivery.outcome, delivery)
+        return _with_held(delivery.outcome, delivery)
 
     def _delivery(self, queue: Queue, messages: Messages, ownership: Ownership | None) -> Delivery:
         return Delivery(
@@ -691,25 +679,18 @@ def _log_ending(delivery: Delivery, error: BaseException) -> None:
     )
 
 
-def _with_put_off(outcome: Outcome, delivery: Delivery) -> Outcome:
-    """What became of all messages: those that middleware put off or holds have failed as well."""
-    if delivery.put_off_until is not None:
-        put_off = outcome_of_error(delivery.put_off_until, delivery.put_off_messages)
-        failed = [*outcome.failed, *put_off.failed]
-        outcome = replace(
-            outcome,
-            failed=failed,
-            failure=outcome.failure or put_off.failure,
-            put_off=put_off.failed,
-            put_off_failure=put_off.failure,
-        )
-    if held := delivery.held_messages:
-        failed = [*outcome.failed, *held]
-        failure = outcome.failure or Failure(reason=HELD)
-        outcome = replace(
-            outcome, failed=failed, failure=failure, held=held, hold=delivery.hold_seconds
-        )
-    return outcome
+def _with_held(outcome: Outcome, delivery: Delivery) -> Outcome:
+    """The outcome of all messages: those that middleware holds have failed as well."""
+    held = delivery.held_messages
+    if not held:
+        return outcome
+    return replace(
+        outcome,
+        failed=[*outcome.failed, *held],
+        failure=outcome.failure or Failure(reason=HELD),
+        held=held,
+        hold=delivery.hold_seconds,
+    )
 
 
 def _synchronous(stage: Around, delivery: Delivery) -> AbstractContextManager[Any]:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.client.consumer.progress import LocalFileProgress, MemoryProgress
-from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.consumer.progress import LocalFileProgress
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from tests.support.client import quick_settings
 from tests.support.consumers import (
@@ -24,7 +22,7 @@ from tests.support.consumers import (
     send,
     until_owned,
 )
-from tests.support.consuming import DEADLINE, until
+from tests.support.consuming import until
 
 
 @pytest.fixture
@@ -58,25 +56,6 @@ class TestConsuming:
 
         assert set(seen.values()) == {1}
         assert committed(cluster, consumer.group, "orders") == 500
-
-    async def test_tags_and_conditions_choose_messages(self, cluster):
-        await cluster.create_topic("payments")
-        tagged: list[str] = []
-        large: list[str] = []
-        consumer = consumer_of(cluster, rebalance=RebalanceSettings(persist=0.05))
-        consumer.on("orders", tags="paid || refunded")(lambda m: tagged.append(m.text()))
-        consumer.on("payments", sql="amount > 100")(lambda m: large.append(m.text()))
-        for tag in ("paid", "open", "refunded"):
-            await send(cluster, "orders", [tag], tags=tag)
-        for amount in (50, 150):
-            await send(cluster, "payments", [amount], properties={"amount": str(amount)})
-
-        async with consumer:
-            await until(lambda: len(tagged) == 2 and len(large) == 1)
-            await until(lambda: committed(cluster, consumer.group, "orders") == 3)
-
-        assert sorted(tagged) == ["paid", "refunded"]
-        assert large == ["150"]
 
     @pytest.mark.feature("D2")
     async def test_a_batch_handler_gets_batches_that_never_mix_queues(self, cluster):
@@ -195,18 +174,6 @@ class TestBroadcasting:
         assert set(seen.values()) == {1, 2}
         assert _progress_files(tmp_path) == ["127.0.0.1@DEFAULT", "127.0.0.1@second"]
 
-    async def test_with_a_store_of_their_own_members_have_ids_of_their_own(self, cluster):
-        group = new_group()
-        consumers = [
-            consumer_of(cluster, group, model="broadcasting", progress=MemoryProgress())
-            for _ in range(2)
-        ]
-        for consumer in consumers:
-            consumer.on("orders")(lambda message: None)
-
-        async with consumers[0], consumers[1]:
-            assert consumers[0].client_id != consumers[1].client_id
-
     @pytest.mark.feature("D12")
     @pytest.mark.feature("F10")
     async def test_what_fails_is_dropped_with_a_warning_and_never_sent_back(
@@ -258,25 +225,3 @@ class TestGroup:
             await consumer.stop()
 
         assert set(seen.values()) == {1}
-
-    async def test_messages_that_a_stop_abandons_are_counted(self, cluster):
-        entered: list[int] = []
-        opened = threading.Event()
-
-        def stuck(batch: list[ReceivedMessage]) -> None:
-            entered.append(len(batch))
-            opened.wait(DEADLINE * 2)
-
-        await fill(cluster, "orders", 12, queue=Queue("orders", "broker-a", 0))
-        rebalance = RebalanceSettings(handover=0.1)
-        consumer = consumer_of(cluster, workers=1, batch_size=4, rebalance=rebalance)
-        consumer.on("orders")(stuck)
-        await consumer.start()
-        counts = consumer._running.rebalancer.counts
-        await until(lambda: bool(entered))
-        async with asyncio.timeout(DEADLINE):
-            await consumer.stop()
-        opened.set()
-
-        assert committed(cluster, consumer.group, "orders") == 0
-        assert counts.abandoned == entered[0] > 1

@@ -13,9 +13,8 @@ import uvloop
 
 from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
 from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.pull import SubscriptionRefused
 from orbitmq.client.consumer.settings import ConsumeSettings, FlowSettings, RebalanceSettings
-from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.consumer.subscriptions import SubscriptionRefused
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.routes import Queue
@@ -27,6 +26,8 @@ from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.consumers import committed, consumer_of, done_here, fill, send
 from tests.support.consuming import DEADLINE, until
 from tests.support.remoting import serving
+
+QUEUES = tuple(Queue("orders", "broker-a", number) for number in range(4))
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ class TestLife:
         def unchecked(*_):
             """The parser is not installed here."""
 
-        monkeypatch.setattr("orbitmq.client.consumer.pull.compile_filter", unchecked)
+        monkeypatch.setattr("orbitmq.client.consumer.subscriptions.compile_filter", unchecked)
         consumer = consumer_of(cluster)
         consumer.on("orders", sql="amount >")(lambda message: None)
 
@@ -138,8 +139,7 @@ class TestLife:
             consumer.on(topic)(lambda message: seen.append(message.text()))
 
         async with consumer:
-            rounds = consumer._running.rebalancer.counts
-            await until(lambda: rounds.rounds >= 3)
+            await until(lambda: consumer.statistics().troubles)
             async with serving(
                 {RequestCode.GET_ROUTEINFO_BY_TOPIC: name_server._route}, ServerSettings(port=port)
             ):
@@ -150,6 +150,7 @@ class TestLife:
 
     async def test_nothing_is_left_behind(self, cluster):
         before_tasks = asyncio.all_tasks()
+        handlers = list(logging.getLogger().handlers)
         consumer = consumer_of(cluster)
 
         def workers():
@@ -165,14 +166,6 @@ class TestLife:
         await until(lambda: not workers())
         left = asyncio.all_tasks() - before_tasks
         assert not [task for task in left if "orders" in task.get_name()]
-
-    async def test_logging_is_left_to_the_application(self, cluster):
-        handlers = list(logging.getLogger().handlers)
-        consumer = consumer_of(cluster)
-        consumer.on("orders")(lambda message: None)
-        async with consumer:
-            pass
-
         assert logging.getLogger().handlers == handlers
         assert logging.getLogger("orbitmq").handlers == []
 
@@ -217,6 +210,7 @@ class TestLife:
                 raise ValueError("once")
 
         async with consumer, AsyncProducer(client=client) as producer:
+            assert {queue.topic for queue in await consumer.queues("orders")} == {"shop%orders"}
             await producer.send("orders", "x")
             await until(lambda: consumer.statistics().sent_back == 1)
             await until(
@@ -262,7 +256,7 @@ class TestLife:
         await send(cluster, "orders", ["a"], queue=queue)
         await begun.wait()
         stopping = asyncio.create_task(consumer.stop())
-        await until(lambda: all(each.is_draining for each in _owned(consumer)))
+        await until(lambda: is_stopping(consumer))
         stopping.cancel()
         await asyncio.wait([stopping])
         assert stopping.cancelled()
@@ -287,15 +281,17 @@ class TestLife:
         await until(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})
 
 
-def _owned(consumer: AsyncConsumer) -> list[OwnedQueue]:
-    """What a consumer owns, also while it stops."""
-    core = consumer._core
-    return [] if core is None else list(core.rebalancer.owned.values())
+def is_stopping(consumer: AsyncConsumer | Consumer) -> bool:
+    try:
+        consumer.positions()
+    except NotRunning:
+        return True
+    return False
 
 
 class TestSyncFace:
     def test_it_consumes_in_the_background(self, orbit_cluster):
-        orbit_cluster.create_topic("orders")
+        orbit_cluster.create_topic("orders", queues=4)
         seen: list[str] = []
         done = threading.Event()
         consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
@@ -310,7 +306,8 @@ class TestSyncFace:
             for number in range(10):
                 producer.send("orders", str(number))
             assert done.wait(DEADLINE)
-            assert {queue.topic for queue in consumer.assignment()} >= {"orders"}
+            assert consumer.queues("orders") == QUEUES
+            assert consumer.assignment() >= {*QUEUES}
             assert consumer.statistics().topics["orders"].pulled == 10
             assert consumer.running_info().properties["consumerGroup"] == "billing"
             consumer.resize(3)
@@ -321,8 +318,10 @@ class TestSyncFace:
 
         assert sorted(seen, key=int) == [str(number) for number in range(10)]
         assert sum(orbit_cluster.progress("billing", "orders").values()) == 10
-        with pytest.raises(NotRunning):
-            consumer.positions()
+        assert consumer.statistics().topics["orders"].consumed == 10, "as it was at the end"
+        for call in (consumer.positions, lambda: consumer.queues("orders")):
+            with pytest.raises(NotRunning):
+                call()
 
     def test_run_returns_when_another_thread_stops_it(self, orbit_cluster):
         orbit_cluster.create_topic("orders")
@@ -388,7 +387,7 @@ class TestSyncFace:
         assert begun.wait(DEADLINE)
         stop = threading.Thread(target=consumer.stop)
         stop.start()
-        while not any(each.is_draining for each in _owned(consumer._consumer)):
+        while not is_stopping(consumer):
             assert stop.is_alive()
         stopping.set()
         stop.join(DEADLINE)

@@ -7,9 +7,7 @@ import threading
 
 import pytest
 
-from orbitmq.client.consumer.dispatch import OrderlyConsumption
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE, QueueLocks
-from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
@@ -204,58 +202,3 @@ async def test_a_new_owner_goes_on_at_once_after_a_graceful_stop(cluster):
         free = await QueueLocks(stranger, group).acquire(queues)
     assert set(free) == set(queues)
     assert record.overlaps == 0
-
-
-async def test_what_failed_elsewhere_is_retried_in_order_as_well(cluster):
-    group = new_group()
-    seen: list[tuple[str, int]] = []
-    concurrent = consumer_of(cluster, group)
-
-    @concurrent.on("orders")
-    def fail(message: ReceivedMessage) -> None:
-        raise ValueError("no")
-
-    async with concurrent:
-        await send(cluster, "orders", ["x"])
-        await until(lambda: concurrent.statistics().sent_back == 1)
-
-    ordered = consumer_of(cluster, group, ordered=True)
-    ordered.on("orders")(lambda message: seen.append((message.topic, message.attempt)))
-    async with ordered:
-        cluster.advance(10)
-        await until(lambda: seen == [("orders", 2)])
-
-
-async def test_in_broadcasting_a_queue_is_not_begun_anew_while_a_handler_is_at_work():
-    queue = Queue("orders", "broker-a", 0)
-    entered: list[str] = []
-    gate = threading.Event()
-
-    def handle(message):
-        entered.append(message.text())
-        gate.wait(DEADLINE)
-
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders", queues=1)
-        await send(cluster, "orders", ["a", "b"], queue=queue)
-        consumer = consumer_of(
-            cluster, ordered=True, model="broadcasting", progress=MemoryProgress()
-        )
-        consumer.on("orders")(handle)
-        async with consumer:
-            await until(lambda: entered)
-            core = consumer._core
-            assert core is not None
-            assert isinstance(core.consumption, OrderlyConsumption)
-            line = core.consumption._lines[core.rebalancer.owned[queue]]
-
-            reset = asyncio.create_task(core.rebalancer.reset({queue: 0}))
-            try:
-                # The release waits for the handler, or another one is called.
-                await until(lambda: line.waiters or len(entered) > 1)
-                assert entered == ["a"]
-            finally:
-                gate.set()
-            await reset
-
-            await until(lambda: entered == ["a", "a", "b"])

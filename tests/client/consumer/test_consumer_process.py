@@ -307,24 +307,6 @@ def test_a_consumer_used_after_a_fork_says_so(cluster, tmp_path):
     assert running.said[-4:] == ["child True", "child ended 0", "parent 20", "stopped"]
 
 
-def test_a_program_that_forgets_to_stop_ends_all_the_same(cluster, tmp_path):
-    text = """
-    from orbitmq.client.consumer.consumer import Consumer
-
-    done = threading.Event()
-    consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
-    consumer.on("orders")(lambda message: done.set())
-    consumer.start()
-    done.wait(20)
-    say("end of the program")
-    """
-    send(cluster, "x")
-    with program(text, cluster.name_server, folder=tmp_path) as running:
-        assert running.end() == 0, running.said
-
-    assert running.said == ["end of the program"]
-
-
 MADE_BEFORE_THE_FORK = """
 import signal
 from orbitmq.client.consumer.consumer import Consumer
@@ -414,54 +396,6 @@ def _signalled(running: Program) -> bool:
     if running.process.poll() is None:
         os.kill(running.process.pid, signal.SIGTERM)
     return running.process.poll() is not None
-
-
-TWO_AND_A_SERVER = """
-import asyncio, signal
-from orbitmq.client.consumer.consumer import AsyncConsumer
-
-def made(group):
-    consumer = AsyncConsumer(group, name_server=sys.argv[1], consume_from="first")
-
-    @consumer.on("orders")
-    async def bill(message):
-        say(group, message.text())
-
-    return consumer
-
-async def main():
-    again = asyncio.Event()
-
-    def server():
-        say("server was told")
-        if ended.is_set():
-            again.set()
-
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server)
-    async with asyncio.timeout(30):
-        await asyncio.gather(*(made(group).run() for group in ("billing", "shipping")))
-        ended.set()
-        say("both ended")
-        await again.wait()
-    say("server ended")
-
-asyncio.run(main())
-"""
-
-
-def test_a_signal_ends_both_consumers_of_a_server_that_goes_on_hearing_it(cluster, tmp_path):
-    send(cluster, "x")
-    with program(TWO_AND_A_SERVER, cluster.name_server, folder=tmp_path) as running:
-        running.until_said("billing x")
-        running.until_said("shipping x")
-        running.process.send_signal(signal.SIGTERM)
-        running.until_said("both ended")
-        running.process.send_signal(signal.SIGTERM)
-
-        assert running.end() == 0
-    assert running.said.count("server was told") == 2
-    assert running.said[-1] == "server ended"
 
 
 STOPPED_BY_A_SIGNAL = """

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
@@ -130,20 +129,6 @@ async def test_delays_grow_up_to_two_hours_and_after_sixteen_retries_it_is_dead(
 
 
 @pytest.mark.feature("F3")
-@pytest.mark.parametrize(
-    ("signal", "level"), [(Retry(level=1), 1), (Retry(level=7), 7), (Retry(level=18), 18)]
-)
-async def test_a_handler_names_its_own_level(cluster, signal, level):
-    consumer = consumer_of(cluster)
-    consumer.on("orders")(Failing(error=signal))
-    async with consumer:
-        await send(cluster, "orders", ["x"])
-        await until(lambda: consumer.statistics().sent_back == 1)
-
-    assert parked_levels(cluster) == [level]
-
-
-@pytest.mark.feature("F3")
 async def test_a_handler_names_its_own_delay(cluster):
     fail = Failing(times=1, error=Retry("bank is closed", delay=45))
     consumer = consumer_of(cluster)
@@ -221,21 +206,6 @@ async def test_the_number_of_retries_is_a_setting_of_the_consumer_or_of_the_grou
         assert consumer.statistics().dead_letters == (1 if by == "consumer" else 0)
 
     assert fail.attempts == [1, 2]
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("signal", [Retry, DeadLetter])
-async def test_an_error_can_be_the_reason(cluster, signal, ordered):
-    consumer = consumer_of(cluster, ordered=ordered, max_retries=0)
-    consumer.on("orders")(Failing(error=signal(ValueError("no such customer"))))
-    async with consumer:
-        await send(cluster, "orders", ["x"])
-        dead_letters = f"%DLQ%{consumer.group}"
-        await until(lambda: len(cluster.messages(dead_letters)) == 1)
-
-    (dead,) = cluster.messages(dead_letters)
-    assert dead.get_property("DLQ_REASON") == "ValueError: no such customer"
-    assert committed(cluster, consumer.group, "orders") == 1
 
 
 @pytest.mark.feature("F11")
@@ -354,19 +324,3 @@ async def test_what_the_client_lets_pass_the_broker_stores(cluster, fields):
         await send_with(largest)
         with pytest.raises(MessageRefused):
             await send_with(largest + 1)
-
-
-async def test_a_compressed_message_comes_again_as_it_was(cluster):
-    body = msgspec.json.encode(["the same thing"] * 2000)
-    fail = Failing(times=1)
-    consumer = consumer_of(cluster)
-    consumer.on("orders")(fail)
-    async with consumer:
-        await send(cluster, "orders", [body])
-        await until(lambda: consumer.statistics().sent_back == 1)
-        await until_retry_is_owned(consumer)
-        cluster.advance(10)
-        await until(lambda: len(fail.calls) == 2)
-
-    assert fail.calls[0].stored.is_compressed
-    assert [message.body for message in fail.calls] == [body, body]

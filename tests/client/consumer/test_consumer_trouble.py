@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,13 +10,8 @@ import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.dispatch import (
-    after_failure,
-    after_failure_in_order,
-    dropped_after_failure,
-)
+from orbitmq.client.consumer.dispatch import after_failure
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.consumer.statistics import ConsumerStatistics
 from orbitmq.client.consumer.verdict import DEAD, Failure, Retry
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import TimeLimit
@@ -26,7 +20,7 @@ from orbitmq.client.pullconsumer.consumer import PullConsumer
 from orbitmq.errors import NotRunning, SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consumers import consumer_of, send
-from tests.support.consuming import DEADLINE, until
+from tests.support.consuming import until
 
 #: What is not there is looked for often.
 LOOKS = RebalanceSettings(spacing=0.02, retry=0.02, interval=0.1)
@@ -101,53 +95,44 @@ async def test_a_group_that_the_broker_does_not_make_is_an_error_told_once_with_
 # ---- failing
 
 
+_DEAD = "it goes to the dead letters"
+_UNLESS = "unless the"
+
+
 @pytest.mark.parametrize(
-    ("attempt", "failure", "retries", "words"),
+    ("attempt", "failure", "retries", "pause", "words"),
     [
         (
             1,
             Failure(),
             None,
-            "attempt 1 of 17, again in 10 s unless the group is set otherwise at the broker",
+            None,
+            f"of 17, again in 10 s {_UNLESS} group is set otherwise at the broker",
         ),
-        (3, Failure(), 16, "attempt 3 of 17, again in 1 min unless the broker has other delays"),
-        (16, Failure(), 16, "attempt 16 of 17, again in 2 h unless the broker has other delays"),
-        (3, Failure(delay=45.0), 5, "attempt 3 of 6, again in 45 s"),
-        (3, Failure(level=5), 5, "attempt 3 of 6, again in 1 min"),
-        (6, Failure(), 5, "attempt 6 of 6, the last: it goes to the dead letters"),
+        (16, Failure(), 16, None, f"of 17, again in 2 h {_UNLESS} broker has other delays"),
+        (3, Failure(delay=45.0), 5, None, "of 6, again in 45 s"),
+        (3, Failure(level=5), 5, None, "of 6, again in 1 min"),
+        (6, Failure(), 5, None, f"of 6, the last: {_DEAD}"),
         (
             17,
             Failure(),
             None,
-            (
-                "attempt 17 of 17, the last: it goes to the dead letters unless the broker allows "
-                "the group more"
-            ),
+            None,
+            f"of 17, the last: {_DEAD} {_UNLESS} broker allows the group more",
         ),
-        (2, Failure(DEAD), 5, "attempt 2, given up: it goes to the dead letters"),
-        (1, Failure(), 0, "attempt 1 of 1, the last: it goes to the dead letters"),
+        (2, Failure(DEAD), 5, None, f", given up: {_DEAD}"),
+        (2, Failure(), None, 1.0, ", without a limit; again in 1 s, its queue waits"),
+        (2, Failure(), 2, 0.5, "of 3, again in 0.5 s, its queue waits"),
+        (3, Failure(), 2, 1.0, f"of 3, the last: {_DEAD}, and its queue goes on"),
+        (1, Failure(DEAD), 2, 1.0, f", given up: {_DEAD}, and its queue goes on"),
     ],
 )
-def test_what_becomes_of_a_failed_message_in_words(attempt, failure, retries, words):
-    assert after_failure(attempt, failure, retries) == words
+def test_the_log_says_what_happens_next_to_a_failed_message(
+    attempt, failure, retries, pause, words
+):
+    begin = f"attempt {attempt}" + ("" if words.startswith(",") else " ")
 
-
-def test_what_becomes_of_a_failed_message_in_order_in_words():
-    said = [
-        after_failure_in_order(2, Failure(), None, 1.0),
-        after_failure_in_order(2, Failure(), 2, 0.5),
-        after_failure_in_order(3, Failure(), 2, 1.0),
-        after_failure_in_order(1, Failure(DEAD), 2, 1.0),
-        dropped_after_failure(1),
-    ]
-
-    assert said == [
-        "attempt 2, without a limit; again in 1 s, its queue waits",
-        "attempt 2 of 3, again in 0.5 s, its queue waits",
-        "attempt 3 of 3, the last: it goes to the dead letters, and its queue goes on",
-        "attempt 1, given up: it goes to the dead letters, and its queue goes on",
-        "attempt 1, not tried again: it was broadcast",
-    ]
+    assert after_failure(attempt, failure, retries, pause) == begin + words
 
 
 @pytest.mark.parametrize(
@@ -225,25 +210,3 @@ async def test_after_its_end_a_consumer_still_says_what_it_has_done(cluster):
     assert f'client_id="{client_id}",topic="orders"}} 5' in consumer.metrics()
     with pytest.raises(NotRunning, match="was stopped"):
         consumer.pause()
-
-
-def test_the_blocking_face_says_it_from_anywhere(orbit_cluster):
-    orbit_cluster.create_topic("orders", queues=1)
-    consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
-    looked: list[ConsumerStatistics] = []
-    done = threading.Event()
-
-    @consumer.on("orders")
-    async def bill(message: ReceivedMessage) -> None:
-        looked.append(consumer.statistics())  # on the consumer's own thread
-        assert consumer.assignment()
-        done.set()
-
-    with consumer:
-        orbit_cluster.send("orders", "x")
-        assert done.wait(DEADLINE)
-
-    assert looked[0].topics["orders"].pulled == 1
-    assert consumer.statistics().topics["orders"].consumed == 1
-    assert 'orbitmq_consumer_consumed_total{group="billing"' in consumer.metrics()
-    assert "@" in consumer.client_id

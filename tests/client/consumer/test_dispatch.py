@@ -62,22 +62,6 @@ def answers(what):
 # ---- progress
 
 
-@pytest.mark.feature("D6")
-async def test_progress_never_passes_an_unfinished_message():
-    gate = Gate()
-
-    def handle(message):
-        if message.queue_offset == 3:
-            gate(message)
-
-    async with consuming(handle) as bench:
-        owned = bench.own(messages(10))
-        await until(lambda: len(owned.window) == 1)
-        assert bench.position(owned) == 3
-        gate.open()
-        await until(lambda: bench.position(owned) == 10)
-
-
 class Plan:
     """What handlers do with each message, and when, in a random test."""
 
@@ -117,51 +101,6 @@ def test_whatever_the_order_progress_is_the_smallest_unfinished_offset(data):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-@pytest.mark.feature("E3")
-async def test_messages_of_a_queue_are_handled_one_at_a_time_in_order(is_async):
-    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    inside: set[int] = set()
-    overlaps: list[int] = []
-
-    def enter(message):
-        if message.queue.id in inside:
-            overlaps.append(message.queue_offset)
-        inside.add(message.queue.id)
-        seen[message.queue.id].append(message.queue_offset)
-
-    def handle(message):
-        enter(message)
-        inside.discard(message.queue.id)
-
-    async def handle_async(message):
-        enter(message)
-        await asyncio.sleep(0)
-        inside.discard(message.queue.id)
-
-    async with consuming(handle_async if is_async else handle, ordered=True) as bench:
-        owned = [bench.own(messages(50, queue=n), lock=LockStub()) for n in range(3)]
-        for each in owned:
-            bench.feed(each, messages(50, start=50, queue=each.queue.id))
-        await until(lambda: [bench.position(each) for each in owned] == [100] * 3)
-
-    assert seen == {n: list(range(100)) for n in range(3)}
-    assert not overlaps
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "sizes"), [(100, [100, 100, 50]), (20, [20] * 12 + [10])], ids=str
-)
-async def test_batches_are_as_large_as_they_may_be_and_in_order(batch_size, sizes):
-    batches: list[list[ReceivedMessage]] = []
-    async with consuming(batches.append, ordered=True, batch=True, batch_size=batch_size) as bench:
-        owned = bench.own(messages(250))
-        await until(lambda: bench.position(owned) == 250)
-
-    assert list(map(len, batches)) == sizes
-    assert [m.queue_offset for batch in batches for m in batch] == list(range(250))
-
-
 # ---- failures
 
 
@@ -190,17 +129,6 @@ async def test_a_failed_message_goes_back_as_the_handler_says(what, level, delay
     assert failure.reason
 
 
-@pytest.mark.feature("D5")
-async def test_messages_after_the_index_go_back():
-    async with consuming(answers(1), batch=True, batch_size=4) as bench:
-        owned = bench.own(messages(4))
-        await until(lambda: bench.position(owned) == 4)
-        counted = bench.statistics.topic("orders")
-
-    assert bench.sent_back.offsets == [2, 3]
-    assert (counted.consumed, counted.failed) == (2, 2)
-
-
 @pytest.mark.feature("D7")
 @pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
 async def test_a_message_whose_handler_raises_what_ends_coroutines_goes_back(surrounded):
@@ -219,16 +147,6 @@ async def test_a_message_whose_handler_raises_what_ends_coroutines_goes_back(sur
 
     assert seen == [0, 1, 2]
     assert bench.sent_back.offsets == [1]
-
-
-async def test_progress_waits_for_the_broker_to_take_a_message_back():
-    async with consuming(answers(ValueError("no"))) as bench:
-        bench.sent_back.gate = asyncio.Event()
-        owned = bench.own(messages(1))
-        await until(lambda: bench.sent_back.offsets == [0])
-        assert (bench.position(owned), owned.running) == (None, 1)
-        bench.sent_back.gate.set()
-        await until(lambda: bench.position(owned) == 1)
 
 
 @both
@@ -252,22 +170,6 @@ async def test_a_message_that_nobody_takes_back_is_tried_again_here(ordered, bro
     assert bench.statistics.dead_letters == 0
     assert bench.statistics.kept_back == (0 if ordered else 2)
     assert caplog.text.count("could not be sent back") == (2 if broken else 0)
-
-
-async def test_without_a_limit_attempts_in_order_go_on():
-    attempts: list[int] = []
-
-    def handle(message):
-        attempts.append(message.attempt)
-        raise ValueError("always")
-
-    async with consuming(handle, ordered=True, suspend=0.01) as bench:
-        owned = bench.own(messages(2))
-        await until(lambda: len(attempts) > 20)
-        assert len(owned.window) == 2
-
-    assert attempts == list(range(1, len(attempts) + 1))
-    assert not bench.sent_back.given_up
 
 
 @pytest.mark.parametrize(
@@ -301,29 +203,6 @@ async def test_a_handler_says_how_long_its_queue_pauses_and_no_stop_waits(said, 
         assert await bench.consumption.drain(owned, 0)
 
 
-async def test_of_a_batch_in_order_only_what_failed_comes_again():
-    batches: list[list[int]] = []
-
-    def handle(batch):
-        batches.append([message.queue_offset for message in batch])
-        return 1 if len(batches) == 1 else None
-
-    async with consuming(handle, ordered=True, batch=True, batch_size=4, suspend=0.01) as bench:
-        owned = bench.own(messages(6))
-        await until(lambda: bench.position(owned) == 6)
-
-    assert batches == [[0, 1, 2, 3], [2, 3, 4, 5]]
-
-
-async def test_broadcasting_in_order_drops_what_it_gives_up():
-    async with consuming(
-        answers(ValueError("no")), ordered=True, broadcasting=True, suspend=0.01, max_retries=1
-    ) as bench:
-        owned = bench.own(messages(3))
-        await until(lambda: bench.position(owned) == 3)
-    assert not bench.sent_back.given_up
-
-
 class Doubtful:
     """Middleware that names messages as failed which are not those of the call."""
 
@@ -345,53 +224,6 @@ async def test_an_outcome_that_does_not_add_up_lets_all_messages_come_again(orde
 
     again = bench.sent_back.given_up if ordered else bench.sent_back.back
     assert sorted(message.queue_offset for message, _ in again) == [0, 1, 2]
-
-
-class PuttingOff:
-    """Middleware that puts off the second message at its first attempt."""
-
-    def before(self, delivery: Delivery) -> None:
-        for message in delivery.messages:
-            if message.queue_offset == 1 and message.attempt == 1:
-                delivery.put_off(message, Retry("busy", delay=0.01))
-
-
-@both
-async def test_a_message_that_was_put_off_comes_again_when_its_batch_is_given_up(ordered):
-    attempts: list[list[tuple[int, int]]] = []
-
-    def handle(batch):
-        attempts.append([(message.queue_offset, message.attempt) for message in batch])
-        if batch[0].queue_offset == 0:
-            raise DeadLetter("bad")
-
-    binding = bind_handler(handle, group=GROUP, batch=True, middleware=[PuttingOff()])
-    async with consuming({"orders": binding}, ordered=ordered) as bench:
-        owned = bench.own(messages(2))
-        await until(lambda: bench.position(owned) == 2)
-
-    if ordered:
-        assert [message.queue_offset for message, _ in bench.sent_back.given_up] == [0]
-        assert attempts == [[(0, 1)], [(1, 2)]]
-    else:
-        back = {message.queue_offset: failure for message, failure in bench.sent_back.back}
-        assert (back[0].level, back[0].reason) == (DEAD, "bad")
-        assert (back[1].level, back[1].delay, back[1].reason) == (BY_ATTEMPTS, 0.01, "busy")
-        assert bench.statistics.dead_letters == 1
-
-
-async def test_a_coroutine_handler_that_raises_no_exception_is_tried_again():
-    attempts: list[int] = []
-
-    async def handle(message):
-        attempts.append(message.attempt)
-        if message.attempt == 1:
-            raise SystemExit(1)
-
-    async with consuming(handle, ordered=True, suspend=0.01) as bench:
-        owned = bench.own(messages(1))
-        await until(lambda: bench.position(owned) == 1)
-    assert attempts == [1, 2]
 
 
 @settings(max_examples=40)
@@ -519,18 +351,6 @@ async def test_a_drain_waits_for_running_calls_and_begins_nothing(ordered):
     assert gate.entered == [0]
 
 
-async def test_a_drain_does_not_wait_for_calls_behind_other_queues():
-    gate = Gate()
-    async with consuming(gate, workers=1) as bench:
-        busy = bench.own(messages(1))
-        await until(lambda: gate.entered == [0])
-        waiting = bench.own(messages(2, queue=1))
-        assert await bench.consumption.drain(waiting, 0)
-        gate.open()
-        await until(lambda: bench.position(busy) == 1)
-    assert gate.entered == [0]
-
-
 @both
 async def test_messages_that_handlers_are_at_work_on_are_counted_not_calls(ordered):
     entered: list[int] = []
@@ -565,16 +385,6 @@ async def test_a_drain_waits_for_what_is_being_sent_back(ordered):
 
 
 # ---- calls that take too long
-
-
-async def test_what_a_late_call_comes_to_in_the_end_does_not_count():
-    gate = Gate(ValueError("late"))
-    async with consuming(gate, timeout=0.5) as bench:
-        owned = bench.own(messages(1))
-        await until(lambda: bench.position(owned) == 1)
-        gate.open()
-        await until(lambda: owned.running == 0)
-        assert bench.sent_back.offsets == [0], "it went back twice"
 
 
 async def test_calls_that_wait_for_a_worker_are_not_late():
@@ -637,14 +447,6 @@ async def test_a_run_is_never_of_both_kinds_of_handlers():
         owned = bench.own([retried(at, topic) for at, topic in enumerate(topics)])
         await until(lambda: bench.position(owned) == 6)
     assert seen == [(topic, topic == "refunds") for topic in topics]
-
-
-async def test_a_direct_call_has_no_consequences():
-    async with consuming(answers(ValueError("direct"))) as bench:
-        call = await bench.consumption.consume_directly(received(7))
-        assert call.outcome.failure.reason == "ValueError: direct"
-        assert not bench.sent_back.back
-        assert bench.progress.positions() == {}
 
 
 @both
@@ -714,22 +516,3 @@ async def test_a_failure_commits_nothing_of_what_came_before(fails):
         await until(lambda: len(seen) == 5 and owned.window.taken_count == 2)
         assert seen == [0, 1, 1, 0, 1], "the rollback is of both"
         assert bench.position(owned) in (None, 0)
-
-
-async def test_of_a_batch_only_the_part_that_succeeded_is_left_uncommitted():
-    batches: list[list[int]] = []
-
-    def listen(batch, context):
-        context.auto_commit, context.suspend = False, 0.01
-        batches.append([message.queue_offset for message in batch])
-        if len(batches) == 1:
-            context.ack_index = 0
-            return OK
-        return ROLLBACK if len(batches) == 2 else COMMIT
-
-    async with consuming(listen, ordered=True, listener=True, batch_size=2) as bench:
-        owned = bench.own(messages(2))
-        await until(lambda: bench.position(owned) == 2)
-        counted = bench.statistics.topic("orders")
-    assert batches == [[0, 1], [1], [0, 1]]
-    assert (counted.consumed, counted.failed) == (3, 2), "what is rolled back has failed"

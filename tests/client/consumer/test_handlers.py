@@ -1,45 +1,52 @@
-"""How handlers and listeners are recognised, called and understood."""
+"""How handlers and listeners are recognised and called, and what their answers mean."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import pickle
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orbitmq.client.consumer.handlers import (
-    DEFAULT_BATCH,
-    Binding,
-    bind_handler,
-    bind_listener,
-    takes_batch,
+from orbitmq.client.consumer.handlers import DEFAULT_BATCH, bind_handler, bind_listener
+from orbitmq.client.consumer.verdict import (
+    BY_ATTEMPTS,
+    DEAD,
+    DONE,
+    LONGEST_REASON,
+    ConsumeContext,
+    DeadLetter,
+    Retry,
+    Verdict,
+    outcome_of_answer,
+    outcome_of_error,
+    outcome_of_verdict,
+    reason_of,
 )
-from orbitmq.client.consumer.verdict import DONE, DeadLetter, Outcome, Verdict
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.middleware import LogDeliveries, TimeLimit
-from orbitmq.errors import SettingError
-from tests.support.consuming import DEADLINE, GROUP, QUEUE, consuming, received, until
+from orbitmq.client.middleware import LogDeliveries
+from orbitmq.errors import ClientError, OrbitError, SettingError
+from tests.support.consuming import DEADLINE, GROUP, QUEUE, called, consuming, received, until
 
 if TYPE_CHECKING:
     # Not there when the program runs: annotations that cannot be evaluated.
     from orbitmq.client.message import ReceivedMessage as OnlyForTypes
 
 MESSAGES = [received(offset) for offset in range(3)]
+RETRY, SUCCESS = Verdict.RETRY, Verdict.SUCCESS
+surrounded = pytest.mark.parametrize(
+    "middleware", [[], [LogDeliveries()]], ids=["bare", "surrounded"]
+)
 
 
-def call(binding: Binding, messages: Sequence[ReceivedMessage] = MESSAGES) -> Outcome:
-    """Call a binding the way it wants to be called."""
-    if binding.is_async:
-        return asyncio.run(_awaited(binding, messages))
-    return binding.call(QUEUE, messages)
-
-
-async def _awaited(binding: Binding, messages: Sequence[ReceivedMessage]) -> Outcome:
-    return await binding.call_async(QUEUE, messages)
+# ---- which functions are handlers
 
 
 def one(message: ReceivedMessage) -> None: ...
@@ -54,8 +61,12 @@ def sequence(messages: Sequence[ReceivedMessage]) -> None: ...
 def hidden(messages: list[OnlyForTypes]) -> None: ...
 
 
-def bare(message):  # as many are in users' code
-    ...
+def generator(message: ReceivedMessage) -> Iterator[int]:
+    yield 1
+
+
+async def async_generator(message: ReceivedMessage) -> AsyncIterator[int]:
+    yield 1
 
 
 class Methods:
@@ -67,171 +78,63 @@ class Methods:
 
 
 @pytest.mark.parametrize(
-    ("function", "expected"),
+    ("function", "name", "batch_size", "is_async"),
     [
-        (one, False),
-        (bare, False),
-        (many, True),
-        (sequence, True),
-        (hidden, True),
-        (Methods().one, False),
-        (Methods().many, True),
-        (Methods(), True),
-        (lambda message: None, False),
-        (print, False),
+        (one, "one", 1, False),
+        (many, "many", DEFAULT_BATCH, False),
+        (sequence, "sequence", DEFAULT_BATCH, False),
+        (hidden, "hidden", DEFAULT_BATCH, False),
+        (Methods().one, "Methods.one", 1, False),
+        (Methods().many, "Methods.many", DEFAULT_BATCH, False),
+        (Methods(), "Methods", DEFAULT_BATCH, True),
+        (functools.partial(Methods()), "partial", 1, True),
+        (print, "print", 1, False),
     ],
 )
-def test_a_batch_handler_is_known_by_its_annotation(function, expected):
-    assert takes_batch(function) is expected
+def test_a_handler_is_known_by_its_signature(function, name, batch_size, is_async):
+    binding = bind_handler(function, group=GROUP)
 
-
-def test_a_batch_handler_gets_what_a_pull_brings_unless_told_otherwise():
-    assert bind_handler(many, group=GROUP).batch_size == DEFAULT_BATCH
-    assert bind_handler(many, group=GROUP, batch_size=5).batch_size == 5
-    assert bind_handler(one, group=GROUP, batch_size=5).batch_size == 1
-
-
-@pytest.mark.parametrize("size", [0, 1025, True, 2.5, "3"])
-def test_a_batch_size_out_of_bounds_is_refused(size):
-    with pytest.raises(SettingError, match=r"batch_size must be .*1 to 1024"):
-        bind_handler(many, group=GROUP, batch_size=size)
-
-
-@pytest.mark.parametrize("wrong", [None, 3, "bill"])
-def test_what_cannot_be_called_is_no_handler(wrong):
-    with pytest.raises(SettingError, match="callable"):
-        bind_handler(wrong, group=GROUP)
-
-
-def _yields(message: ReceivedMessage) -> Iterator[int]:
-    yield 1
-
-
-async def _yields_later(message: ReceivedMessage) -> AsyncIterator[int]:
-    yield 1
-
-
-class Yielding:
-    def __call__(self, message: ReceivedMessage) -> Iterator[int]:
-        yield 1
-
-
-class YieldingLater:
-    async def __call__(self, message: ReceivedMessage) -> AsyncIterator[int]:
-        yield 1
+    assert (binding.name, binding.batch_size, binding.is_async) == (name, batch_size, is_async)
 
 
 @pytest.mark.parametrize(
-    ("handler", "words"),
+    ("bind", "function", "words"),
     [
-        (lambda: None, "takes no argument; a handler is called with a message"),
-        (lambda message, context: None, r"takes \(message, context\); .*required argument"),
-        (lambda message, *, database: None, "missing a required .*argument: 'database'"),
-        (_yields, "_yields has a `yield`"),
-        (_yields_later, "_yields_later has a `yield`"),
-        (Yielding(), "Yielding has a `yield`"),
-        (YieldingLater(), "YieldingLater has a `yield`"),
-        (functools.partial(Yielding()), "has a `yield`"),
-        (functools.partial(_yields), "has a `yield`"),
+        (bind_handler, None, "callable"),
+        (bind_listener, "bill", "callable"),
+        (bind_handler, lambda: None, "takes no argument; a handler is called with a message"),
+        (bind_handler, lambda message, context: None, r"takes \(message, context\); .*required"),
+        (bind_listener, lambda messages: None, "a list of messages and a context"),
+        (bind_handler, generator, "generator has a `yield`"),
+        (bind_handler, functools.partial(async_generator), "has a `yield`"),
+        (functools.partial(bind_handler, batch_size=0), many, "batch_size must be .*1 to 1024"),
+        (functools.partial(bind_handler, batch_size="3"), many, "batch_size must be .*1 to 1024"),
     ],
 )
-def test_a_handler_that_would_fail_at_every_message_is_refused_at_once(handler, words):
+def test_a_function_that_would_fail_with_every_message_is_refused(bind, function, words):
     with pytest.raises(SettingError, match=words):
-        bind_handler(handler, group=GROUP)
+        bind(function, group=GROUP)
 
 
-def test_a_class_is_called_to_make_its_objects_which_is_not_asynchronous():
-    # Its objects could be awaited when they are called, but they are not.
-    class Taken:
-        def __init__(self, message: ReceivedMessage) -> None: ...
-
-        async def __call__(self, message: ReceivedMessage) -> None: ...
-
-    assert not bind_handler(Taken, group=GROUP).is_async
-    assert bind_handler(functools.partial(Methods()), group=GROUP).is_async
-
-
-def test_a_listener_that_takes_no_context_is_refused_at_once():
-    wrong: Any = lambda messages: Verdict.SUCCESS  # noqa: E731
-
-    with pytest.raises(SettingError, match="a list of messages and a context"):
-        bind_listener(wrong, group=GROUP)
-
-
-def test_a_handler_may_be_decorated_with_what_gives_it_more_arguments():
-    def with_database(function):
-        @functools.wraps(function)
-        def call(message: ReceivedMessage) -> None:
-            function(message, "the database")
-
-        return call
-
-    @with_database
-    def bill(message: ReceivedMessage, database: str) -> None:
-        seen.append(database)
-
-    seen: list[str] = []
-
-    outcome = bind_handler(bill, group=GROUP).call(QUEUE, [received(0)])
-
-    assert outcome is DONE
-    assert seen == ["the database"]
-
-
-@pytest.mark.feature("D4")
-def test_nothing_is_success_from_a_handler_and_failure_from_a_listener():
-    def handler(messages): ...
-
-    def listener(messages, context): ...
-
-    def broken(messages):
-        raise OSError("disk")
-
-    assert call(bind_handler(handler, group=GROUP)) is DONE
-    assert list(call(bind_listener(listener, group=GROUP)).failed) == MESSAGES
-    assert list(call(bind_handler(broken, group=GROUP)).failed) == MESSAGES
-
-
-def test_a_listener_is_told_its_queue_and_says_more_in_its_context():
-    def listen(messages, context):
-        assert (context.group, context.queue) == (GROUP, QUEUE)
-        context.ack_index = 1
-        return Verdict.SUCCESS
-
-    binding = bind_listener(listen, group=GROUP, batch_size=3)
-
-    assert [message.queue_offset for message in call(binding).failed] == [2]
-
-
-def test_a_binding_is_named_after_its_function():
-    def bill(message): ...
-
-    assert bind_handler(bill, group=GROUP).name == "bill"
-    assert bind_handler(Methods().one, group=GROUP).name == "Methods.one"
-    assert bind_handler(Methods(), group=GROUP).name == "Methods"
+# ---- calls
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 @pytest.mark.parametrize("is_listener", [False, True], ids=["handler", "listener"])
-def test_a_batch_is_the_handlers_own_to_take_to_pieces(is_async, is_listener):
+def test_a_batch_belongs_to_the_handler_which_may_change_it(is_async, is_listener):
     def consume(messages, *_):
-        messages.pop(0)
-        messages.pop(0)
-        raise ValueError("the second one")
+        messages.clear()
+        raise ValueError("no")
 
     async def consume_async(messages, *_):
         consume(messages)
 
     function: Any = consume_async if is_async else consume
-    if is_listener:
-        binding = bind_listener(function, group=GROUP, batch_size=32)
-    else:
-        binding = bind_handler(function, group=GROUP, batch=True)
+    bind: Any = bind_listener if is_listener else functools.partial(bind_handler, batch=True)
 
-    outcome = call(binding, list(MESSAGES))
+    outcome = called(bind(function, group=GROUP), list(MESSAGES))
 
     assert list(outcome.failed) == MESSAGES
-    assert outcome.failure is not None
     assert isinstance(outcome.failure.error, ValueError)
 
 
@@ -239,10 +142,10 @@ class Odd(BaseException):
     """Not an `Exception`, and the application's own."""
 
 
+@surrounded
 @pytest.mark.parametrize("error", [Odd("x"), SystemExit(1)], ids=repr)
-@pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-def test_whatever_a_handler_raises_is_a_failure(error, surrounded, is_async):
+def test_every_error_of_a_handler_is_a_failure(error, middleware, is_async):
     def fail(_):
         raise error
 
@@ -250,76 +153,53 @@ def test_whatever_a_handler_raises_is_a_failure(error, surrounded, is_async):
         await asyncio.sleep(0)
         raise error
 
-    middleware = [LogDeliveries()] if surrounded else []
     binding = bind_handler(fail_async if is_async else fail, group=GROUP, middleware=middleware)
 
-    outcome = call(binding)
+    outcome = called(binding, MESSAGES)
 
     assert list(outcome.failed) == MESSAGES
-    assert outcome.failure is not None
     assert outcome.failure.error is error
 
 
-@pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
-def test_an_interrupt_of_the_program_is_not_kept_from_it(surrounded):
+@surrounded
+def test_an_interrupt_reaches_the_program(middleware):
     async def interrupted(_):
         raise KeyboardInterrupt
 
-    middleware = [LogDeliveries()] if surrounded else []
     binding = bind_handler(interrupted, group=GROUP, middleware=middleware)
 
     with pytest.raises(KeyboardInterrupt):
-        call(binding)
-
-
-def logged(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A decorator as many write one: it does not know what it is around."""
-
-    @functools.wraps(function)
-    def wrapper(message: Any) -> Any:
-        return function(message)
-
-    return wrapper
+        called(binding, MESSAGES)
 
 
 class Later:
-    """Something that can be awaited and is no coroutine."""
+    """An awaitable that is no coroutine."""
 
     def __init__(self, answer: object) -> None:
         self._answer = answer
 
-    def __await__(self) -> Generator[Any, Any, object]:
+    def __await__(self):
         yield from asyncio.sleep(0).__await__()
         return self._answer
 
 
-async def refuse(message: ReceivedMessage) -> None:
-    await asyncio.sleep(0)
-    raise DeadLetter("no")
+async def refuse(reason: str) -> None:
+    raise DeadLetter(reason)
 
 
-async def accept(message: ReceivedMessage) -> bool:
-    await asyncio.sleep(0)
-    return True
-
-
+@surrounded
 @pytest.mark.parametrize(
     ("function", "is_good"),
     [
-        (lambda message: accept(message), True),  # noqa: PLW0108  # as users write it
-        (lambda message: refuse(message), False),  # noqa: PLW0108  # as users write it
-        (logged(accept), True),
-        (logged(refuse), False),
-        (lambda message: Later(None), True),
-        (lambda message: Later(False), False),
+        (lambda _: refuse("no"), False),
+        (lambda _: Later(None), True),
+        (lambda _: Later(False), False),
     ],
 )
-@pytest.mark.parametrize("middleware", [[], [LogDeliveries()]], ids=["bare", "surrounded"])
-async def test_what_a_plain_function_returns_is_awaited_on_the_loop_of_the_consumer(
-    function, is_good, middleware
-):
+async def test_an_awaitable_that_a_def_handler_returns_is_awaited(function, is_good, middleware):
     binding = bind_handler(function, group=GROUP, middleware=middleware)
     assert not binding.is_async
+
     async with consuming({"orders": binding}) as bench:
         owned = bench.own(MESSAGES)
         await until(lambda: bench.position(owned) == 3)
@@ -327,29 +207,8 @@ async def test_what_a_plain_function_returns_is_awaited_on_the_loop_of_the_consu
     assert len(bench.sent_back.back) == (0 if is_good else 3)
 
 
-def test_without_a_consumer_what_was_returned_is_awaited_by_the_thread_itself():
-    assert call(bind_handler(lambda message: accept(message), group=GROUP)) is DONE  # noqa: PLW0108  # as users write it
-    failure = call(bind_handler(logged(refuse), group=GROUP)).failure
-    assert failure is not None
-    assert failure.reason == "no"
-
-
-async def test_a_listener_may_return_what_has_to_be_awaited():
-    async def listen(messages, context):
-        await asyncio.sleep(0)
-        context.delay_level = 7
-        return Verdict.RETRY
-
-    binding = bind_listener(lambda messages, context: listen(messages, context), group=GROUP)  # noqa: PLW0108  # as users write it
-    async with consuming({"orders": binding}, ordered=False) as bench:
-        bench.own(MESSAGES[:1])
-        await until(lambda: len(bench.sent_back.back) == 1)
-
-    assert bench.sent_back.back[0][1].level == 7
-
-
 async def test_the_function_runs_in_a_thread_and_its_coroutine_on_the_loop():
-    here = threading.get_ident()
+    here, loop = threading.get_ident(), asyncio.get_running_loop()
     threads: dict[str, int] = {}
     variable: ContextVar[str] = ContextVar("variable")
 
@@ -357,13 +216,13 @@ async def test_the_function_runs_in_a_thread_and_its_coroutine_on_the_loop():
         threads["coroutine"] = threading.get_ident()
         assert variable.get() == "set in the thread"
         assert asyncio.get_running_loop() is loop
+        assert bench.consumption.worker_pool.is_caller
 
     def handle(message):
         threads["function"] = threading.get_ident()
         variable.set("set in the thread")
         return asynchronous(message)
 
-    loop = asyncio.get_running_loop()
     async with consuming(handle) as bench:
         owned = bench.own(MESSAGES[:1])
         await until(lambda: bench.position(owned) == 1)
@@ -372,27 +231,7 @@ async def test_the_function_runs_in_a_thread_and_its_coroutine_on_the_loop():
     assert threads["coroutine"] == here != threads["function"]
 
 
-async def test_a_time_limit_ends_what_a_plain_function_returned():
-    ended = asyncio.Event()
-
-    async def endless():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    binding = bind_handler(lambda message: endless(), group=GROUP, middleware=[TimeLimit(0.05)])
-    async with consuming({"orders": binding}) as bench:
-        owned = bench.own(MESSAGES[:1])
-        await until(lambda: bench.position(owned) == 1)
-        async with asyncio.timeout(DEADLINE):
-            await ended.wait()
-
-    (failure,) = [failure for _, failure in bench.sent_back.back]
-    assert "longer than 0.05 s" in (failure.reason or "")
-
-
-async def test_a_stop_leaves_nothing_of_what_a_plain_function_returned():
+async def test_a_stop_cancels_what_a_def_handler_has_returned():
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def endless():
@@ -413,15 +252,142 @@ async def test_a_stop_leaves_nothing_of_what_a_plain_function_returned():
     assert bench.sent_back.back == []
 
 
-async def test_a_coroutine_of_a_plain_function_is_a_handler_that_asks():
-    asked: list[bool] = []
+# ---- answers
 
-    async def ask():
-        asked.append(bench.consumption.worker_pool.is_caller)
 
-    async with consuming(lambda message: ask()) as bench:
-        owned = bench.own(MESSAGES[:1])
-        await until(lambda: bench.position(owned) == 1)
+def failed(outcome: Any) -> list[int]:
+    return [message.queue_offset for message in outcome.failed]
 
-    assert asked == [True]
-    assert not bench.consumption.worker_pool.is_caller
+
+@pytest.mark.feature("D4")
+@pytest.mark.parametrize(
+    ("answer", "is_batch", "expected"),
+    [
+        (None, False, []),
+        (True, False, []),
+        (SUCCESS, False, []),
+        (False, False, [0, 1, 2]),
+        (RETRY, False, [0, 1, 2]),
+        (-1, True, [0, 1, 2]),
+        (0, True, [1, 2]),
+        (7, True, []),
+    ],
+)
+def test_an_answer_of_a_handler_says_which_messages_failed(answer, is_batch, expected):
+    assert failed(outcome_of_answer(answer, MESSAGES, "bill", is_batch=is_batch)) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_batch"),
+    [("done", True), (-2, True), (1.5, True), ([], True), (Verdict.COMMIT, True), (0, False)],
+)
+def test_an_answer_without_a_meaning_is_refused_with_what_is_allowed(answer, is_batch):
+    with pytest.raises(ClientError, match=r"bill returned .*None, True, False or a Verdict"):
+        outcome_of_answer(answer, MESSAGES, "bill", is_batch=is_batch)
+
+
+def listened(verdict: object, **context: Any) -> Any:
+    return outcome_of_verdict(verdict, ConsumeContext(GROUP, QUEUE, **context), MESSAGES, "listen")
+
+
+@pytest.mark.feature("D4")
+@pytest.mark.parametrize(
+    ("verdict", "context", "expected", "level"),
+    [
+        (SUCCESS, {}, [], None),
+        (SUCCESS, {"ack_index": 0}, [1, 2], BY_ATTEMPTS),
+        (SUCCESS, {"ack_index": -3, "delay_level": 4}, [0, 1, 2], 4),
+        (SUCCESS, {"ack_index": 7}, [], None),
+        (RETRY, {"delay_level": 7}, [0, 1, 2], 7),
+        (RETRY, {"delay_level": DEAD}, [0, 1, 2], DEAD),
+        (None, {}, [0, 1, 2], BY_ATTEMPTS),
+    ],
+)
+def test_a_listener_says_with_its_context_which_messages_failed(verdict, context, expected, level):
+    outcome = listened(verdict, **context)
+
+    assert failed(outcome) == expected
+    assert (None if outcome.failure is None else outcome.failure.level) == level
+
+
+@pytest.mark.parametrize(
+    ("verdict", "context", "words"),
+    [
+        (RETRY, {"delay_level": "3"}, r"context\.delay_level must be"),
+        (RETRY, {"suspend": "1 s"}, r"context\.suspend must be"),
+        (SUCCESS, {"ack_index": ""}, r"context\.ack_index must be"),
+        (True, {}, "listen returned True"),
+        ("SUCCESS", {}, "listen returned 'SUCCESS'"),
+    ],
+)
+def test_a_wrong_verdict_or_context_is_named(verdict, context, words):
+    with pytest.raises(OrbitError, match=words):
+        listened(verdict, **context)
+
+
+# ---- what is raised
+
+
+class Improper(Retry):
+    """Made without the constructor of its base."""
+
+    def __init__(self, delay: object) -> None:
+        self.delay = delay  # type: ignore[assignment]  # that is the point
+
+
+@pytest.mark.parametrize(
+    ("raised", "level", "delay", "reason"),
+    [
+        (Retry(), BY_ATTEMPTS, None, "the handler asked for a retry"),
+        (Retry("bank closed", delay=30), BY_ATTEMPTS, 30.0, "bank closed"),
+        (Retry(delay=timedelta(minutes=1)), BY_ATTEMPTS, 60.0, "the handler asked for a retry"),
+        (Retry(level=5), 5, None, "the handler asked for a retry"),
+        (Improper(30), BY_ATTEMPTS, 30.0, "the handler asked for a retry"),
+        (Improper("soon"), BY_ATTEMPTS, None, "SettingError: Retry.delay must be seconds"),
+        (DeadLetter(None), DEAD, None, "the handler gave it up"),
+        (DeadLetter(ValueError("no order\nmore")), DEAD, None, "ValueError: no order"),
+        (DeadLetter("half a \ud800"), DEAD, None, "half a ?"),
+        (DeadLetter("é" * 5000), DEAD, None, "é" * (LONGEST_REASON // 2)),
+        (OSError("disk"), BY_ATTEMPTS, None, "OSError: disk"),
+    ],
+)
+def test_an_error_says_when_or_whether_messages_come_again(raised, level, delay, reason):
+    failure: Any = outcome_of_error(raised, MESSAGES).failure
+
+    assert (failure.level, failure.delay) == (level, delay)
+    assert failure.reason.startswith(reason)
+    # What a handler asks for is no error to be logged with a traceback.
+    is_asked = isinstance(raised, Retry | DeadLetter) and not failure.reason.startswith("Setting")
+    assert (failure.error is None) is is_asked
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"delay": -1}, {"delay": "soon"}, {"delay": float("nan")}, {"level": 0}, {"level": 2**31},
+     {"delay": 1, "level": 1}],
+)  # fmt: skip
+def test_a_retry_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(SettingError, match="Retry"):
+        Retry(**wrong)
+
+
+@given(st.text(max_size=5000))
+def test_a_reason_is_one_line_that_can_travel(text):
+    reason = reason_of(ValueError(text))
+
+    assert reason.startswith("ValueError")
+    assert len(reason.encode("utf-8", "replace")) <= LONGEST_REASON
+    assert len(reason.splitlines()) == 1
+
+
+def test_retry_and_dead_letter_can_be_pickled():
+    dead = pickle.loads(pickle.dumps(DeadLetter("because")))  # noqa: S301  # our own
+    retry = pickle.loads(pickle.dumps(Retry(ValueError("no"), delay=5)))  # noqa: S301  # our own
+
+    assert dead.reason == "because"
+    assert (retry.reason, retry.delay, retry.level) == ("ValueError: no", 5.0, None)
+
+
+def test_a_handler_that_returns_nothing_has_succeeded_and_a_listener_has_not():
+    assert called(bind_handler(many, group=GROUP), MESSAGES) is DONE
+    assert failed(called(bind_listener(lambda _, __: None, group=GROUP), MESSAGES)) == [0, 1, 2]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.consumer.pull import PullDelay, Subscription
+from orbitmq.client.consumer.pull import PullDelay
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings
+from orbitmq.client.consumer.subscriptions import Subscription
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
 from tests.support.broker import RawClient, until
-from tests.support.pulling import FAST, GROUP, TOPIC, Taker, pulling
+from tests.support.pulling import GROUP, TOPIC, Taker, pulling
 
 DEADLINE = 20.0
 
@@ -102,23 +101,6 @@ async def test_what_was_found_is_counted_when_the_handlers_have_it(cluster, send
         assert order == ["handled", f"1 of {TOPIC}"]
 
 
-async def test_what_was_found_is_counted_although_the_queue_is_given_up_at_once(cluster, sender):
-    counted: list[int] = []
-    taker = Taker(finishes=False)
-
-    def count(_, messages, __):
-        counted.append(messages)
-
-    async with pulling(cluster.name_server, taker=taker, count=count) as member:
-        owned = member.own(queue())
-        loop = asyncio.get_running_loop()
-        taker.on_accept = lambda: loop.call_soon(member.puller.end, owned)
-        await sender.stored(TOPIC, b"now")
-        await until(lambda: counted, DEADLINE)
-
-        assert counted == [1]
-
-
 @pytest.mark.feature("B3")
 async def test_a_thousand_queues_need_no_thread_and_no_task_each(new_cluster):
     async with new_cluster() as cluster:
@@ -165,20 +147,6 @@ async def test_tags_with_the_same_hash_are_told_apart_by_their_text(cluster, sen
         await until(lambda: member.progress.read(queue()) == 5, DEADLINE)
 
         assert member.taker.bodies == [b"Aa", b"Aa"]
-
-
-@pytest.mark.feature("B11")
-async def test_a_pull_asks_for_so_many_messages_as_is_set(cluster, sender):
-    for _ in range(10):
-        await sender.stored(TOPIC)
-
-    settings = PullSettings(batch_size=4, hold=1.0, timeout=5.0)
-    taker = Taker()
-    async with pulling(cluster.name_server, taker=taker, settings=settings) as member:
-        member.own(queue())
-        await until(lambda: len(taker.messages) == 10, DEADLINE)
-
-    assert taker.batches == [4, 4, 2]
 
 
 @pytest.mark.feature("B12")
@@ -232,24 +200,6 @@ async def test_a_broker_that_restarts_is_pulled_again_without_loss_or_repetition
         assert sorted(member.taker.bodies) == [b"after"] * 4 + [b"before"] * 4
 
 
-async def test_a_lost_connection_is_not_waited_for_longer_than_until_it_is_back(cluster, sender):
-    # A pull that failed is tried again in an hour, unless there is news.
-    patient = replace(FAST, error_delay=3600.0)
-    async with pulling(cluster.name_server, settings=patient) as member:
-        for number in range(4):
-            member.own(queue(number))
-        await sender.stored(TOPIC, b"before")
-        await until(lambda: len(member.taker.messages) == 1, DEADLINE)
-
-        await cluster.restart_broker()
-        again = await RawClient.open(cluster.brokers[0])
-        for number in range(4):
-            await again.stored(TOPIC, b"after", queue_id=number)
-
-        await until(lambda: len(member.taker.messages) == 5, DEADLINE)
-        await again.close()
-
-
 @pytest.mark.feature("B14")
 async def test_a_topic_that_is_not_subscribed_to_yet_is_pulled_as_soon_as_it_is(cluster, sender):
     await cluster.create_topic("later", queues=1)
@@ -295,8 +245,3 @@ async def test_an_illegal_offset_is_corrected_at_the_broker_and_the_queue_begun_
 
     assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == 11
     assert member.puller.counts()[queue(), PullDelay.ILLEGAL_OFFSET] == 1
-
-
-def test_a_timeout_must_be_above_the_time_that_a_pull_is_held():
-    with pytest.raises(SettingError, match=r"pull\.timeout must be above pull\.hold"):
-        PullSettings(hold=15, timeout=15)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.consumer.pull import (
-    AFTER_POLLED_PULL,
-    AFTER_PULL,
-    PullDelay,
-    PullStatus,
-    Subscription,
-)
-from orbitmq.client.consumer.settings import PullSettings
+from orbitmq.client.consumer.pull import EVERY, PullDelay
+from orbitmq.client.consumer.settings import FlowLimits, FlowSettings, PullSettings
+from orbitmq.client.consumer.subscriptions import Subscription
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.message.properties import TAGS, encode_properties
 from orbitmq.message.record import INNER_BATCH, NEED_UNWRAP
 from orbitmq.message.stored import encode_batch
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Credentials
 from orbitmq.wire.headers import PullFlag, PullMessageRequest
-from tests.support.broker import until
+from tests.support.broker import RawClient, until
 from tests.support.pulling import (
     FAST,
     TOPIC,
@@ -57,38 +52,6 @@ class Sequence:
 
 
 # ---- when it is asked
-
-
-@pytest.mark.parametrize(
-    ("max_offset", "order"),
-    [(2, ["handled", "asked"]), (3, ["asked", "handled"])],
-    ids=["nothing more is there", "more is there"],
-)
-async def test_handlers_begin_before_a_pull_that_will_be_held_and_after_one_that_finds_more(
-    monkeypatch, max_offset, order
-):
-    taker = Taker()
-    async with scripted(hold, taker=taker) as (broker, member):
-        member.own(QUEUE)
-        await until(lambda: broker.pulls, DEADLINE)
-        events: list[str] = []
-        loop = asyncio.get_running_loop()
-        # As workers are woken.
-        taker.on_accept = lambda: loop.call_soon(events.append, "handled")
-        requests = member.puller.requests
-        encoder = requests.encoder
-
-        def noted(owned, subscription, broker_id, connection, hold):
-            events.append("asked")
-            return encoder(owned, subscription, broker_id, connection, hold)
-
-        monkeypatch.setattr(requests, "encoder", noted)
-
-        broker.answer_held(Found(2, records(0, 1), max_offset=max_offset))
-        await until(lambda: len(broker.pulls) == 2, DEADLINE)
-
-    assert events == order
-    assert broker.pulls[1].queue_offset == 2
 
 
 # ---- what is asked
@@ -205,11 +168,6 @@ async def test_a_signed_pull_says_the_same_as_one_that_is_not():
 
 
 @pytest.mark.feature("B7")
-def test_every_outcome_has_a_step():
-    assert set(AFTER_PULL) == set(AFTER_POLLED_PULL) == set(PullStatus)
-
-
-@pytest.mark.feature("B7")
 @pytest.mark.parametrize("code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY])
 async def test_an_empty_answer_leads_to_the_offset_that_it_names(code):
     async with scripted(Sequence(Found(50, code=code))) as (broker, member):
@@ -255,22 +213,6 @@ async def test_an_illegal_offset_drops_the_queue_and_freezes_the_corrected_progr
         assert await member.progress.stored(QUEUE) == 20
 
 
-@pytest.mark.feature("B8")
-async def test_corrections_of_one_queue_are_spaced_after_the_first():
-    moved = Found(20, code=ResponseCode.PULL_OFFSET_MOVED, min_offset=20, max_offset=30)
-    spaced = replace(FAST, correction_delay=0.3)
-    monotonic = asyncio.get_running_loop().time
-    async with scripted(lambda _: moved, settings=spaced) as (_, member):
-        began = monotonic()
-        member.own(QUEUE, 500)
-        await until(lambda: len(member.rebuilt) == 1, DEADLINE)
-        member.own(QUEUE, 500)
-        await until(lambda: len(member.rebuilt) == 2, DEADLINE)
-
-        assert monotonic() - began >= 0.3
-    assert PullSettings().correction_delay == 10.0
-
-
 @pytest.mark.feature("B16")
 async def test_a_next_offset_that_goes_back_is_reported_once_and_counted(caplog):
     back = [Found(2, records(10)), Found(1, records(2)), Found(0, records(1))]
@@ -286,39 +228,7 @@ async def test_a_next_offset_that_goes_back_is_reported_once_and_counted(caplog)
     assert warnings[0].__dict__["broker"] == broker.name_server
 
 
-async def test_a_broker_that_names_the_same_offset_again_is_not_asked_in_circles():
-    asked: list[int] = []
-
-    def stuck(pull):
-        asked.append(pull.queue_offset)
-        return Found(0, code=ResponseCode.PULL_NOT_FOUND)
-
-    async with scripted(stuck) as (_, member):
-        member.own(QUEUE)
-        await until(
-            lambda: member.puller.counts().get((QUEUE, PullDelay.NOT_HELD), 0) > 3, DEADLINE
-        )
-
-        assert len(asked) <= member.puller.counts()[QUEUE, PullDelay.NOT_HELD] + 1
-
-
 # ---- surviving
-
-
-@pytest.mark.feature("B14")
-async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_never_skipped(caplog):
-    torn = records(0, 1)[:-3]
-    answers = Sequence(Found(2, torn), Found(2, b"\x00" * 200), Found(2, records(0, 1)))
-    async with scripted(answers) as (broker, member):
-        member.own(QUEUE)
-        await until(lambda: member.taker.messages, DEADLINE)
-
-        assert [pull.queue_offset for pull in broker.pulls[:3]] == [0, 0, 0]
-        assert member.taker.offsets == [0, 1]
-        assert member.puller.counts()[QUEUE, PullDelay.UNREADABLE] == 2
-    assert [each.levelno for each in caplog.records if "unreadable" in each.message] == [
-        logging.WARNING
-    ]
 
 
 async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_connected():
@@ -340,26 +250,6 @@ async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_c
     assert [pull.suspend_timeout_millis for pull in broker.pulls] == [15_000, 100, 15_000]
 
 
-@pytest.mark.feature("B4")
-async def test_a_pull_that_is_never_answered_is_repeated_when_its_time_is_up():
-    impatient = PullSettings(hold=0.05, timeout=0.1, error_delay=0.01)
-    async with scripted(hold, settings=impatient) as (broker, member):
-        member.own(QUEUE)
-        await until(lambda: len(broker.pulls) >= 3, DEADLINE)
-
-        assert member.puller.counts()[QUEUE, PullDelay.NO_ANSWER] >= 2
-
-
-@pytest.mark.feature("B4")
-async def test_refusals_are_followed_by_another_pull_after_a_delay_for_ever():
-    refusals = [int(ResponseCode.SYSTEM_ERROR)] * 30
-    async with scripted(Sequence(*refusals, Found(1, records(0)))) as (_, member):
-        member.own(QUEUE)
-        await until(lambda: member.taker.messages, DEADLINE)
-
-        assert member.puller.counts()[QUEUE, PullDelay.REFUSED] == 30
-
-
 async def test_a_broker_without_a_code_for_polled_pulls_is_asked_in_the_usual_way():
     found = Sequence(*(Found(offset + 1, records(offset)) for offset in range(3)))
     patient = PullSettings(error_delay=60.0)
@@ -370,40 +260,6 @@ async def test_a_broker_without_a_code_for_polled_pulls_is_asked_in_the_usual_wa
         # It says so once and is believed.
         assert member.puller.counts() == {}
         assert member.taker.offsets == [0, 1, 2]
-
-
-async def test_a_broker_that_knows_no_pulls_at_all_is_not_asked_in_circles():
-    unknown = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
-    never = Sequence(*[unknown] * 1000)
-    slow = PullSettings(error_delay=60.0)
-    async with scripted(never, is_polled=True, is_before_5=True, settings=slow) as (broker, member):
-        member.own(QUEUE)
-        await until(member.puller.counts, DEADLINE)
-
-        assert member.puller.counts() == {(QUEUE, PullDelay.REFUSED): 1}
-        assert len(broker.pulls) == 1
-
-
-async def test_a_busy_broker_is_asked_again_sooner_than_one_that_fails():
-    slow_after_errors = PullSettings(error_delay=60.0, busy_delay=0.01)
-    busy = Sequence(int(ResponseCode.FLOW_CONTROL), Found(1, records(0)))
-    async with scripted(busy, settings=slow_after_errors) as (_, member):
-        member.own(QUEUE)
-        await until(lambda: member.taker.messages, DEADLINE)
-
-        assert member.puller.counts() == {(QUEUE, PullDelay.BROKER_BUSY): 1}
-
-
-async def test_a_broker_that_sends_us_away_is_asked_on_a_new_connection():
-    away = Sequence(int(ResponseCode.GO_AWAY), Found(1, records(0)))
-    async with scripted(away) as (_, member):
-        address = member.engine.routes.master("broker-a")
-        before = member.engine.open_connection(address)
-        member.own(QUEUE)
-        await until(lambda: member.taker.messages, DEADLINE)
-
-        assert member.engine.open_connection(address) is not before
-        assert member.puller.counts() == {}
 
 
 async def test_a_slave_that_was_suggested_and_is_gone_gives_way_to_the_master():
@@ -437,18 +293,6 @@ async def test_a_bug_in_whoever_takes_messages_does_not_end_the_pulls(caplog):
         assert member.taker.offsets == [0, 1], "what was not taken comes again"
         assert member.progress.read(QUEUE) == 2
     assert any(each.exc_info for each in caplog.records if "failed; trying again" in each.message)
-
-
-async def test_a_broker_that_is_not_there_is_looked_for_and_found():
-    async with scripted(hold) as (broker, member):
-        elsewhere = Queue(TOPIC, "broker-z", 0)
-        before = broker.routes_asked
-        member.own(elsewhere)
-
-        await until(
-            lambda: member.puller.counts().get((elsewhere, PullDelay.NO_BROKER), 0) > 2, DEADLINE
-        )
-        await until(lambda: broker.routes_asked > before, DEADLINE)
 
 
 @pytest.mark.feature("E6")
@@ -492,6 +336,45 @@ async def test_an_answer_that_comes_after_the_queue_was_given_up_is_ignored(stat
         assert member.progress.read(QUEUE) is None
 
 
+#: The pull of a queue goes on after each of these, with the counts of delays that follow it.
+TRANSIENT = {
+    "errors": ([int(ResponseCode.SYSTEM_ERROR)] * 30, {PullDelay.REFUSED: 30}),
+    "busy": ([int(ResponseCode.FLOW_CONTROL)], {PullDelay.BROKER_BUSY: 1}),
+    "sent away": ([int(ResponseCode.GO_AWAY)], {}),
+    "torn": ([Found(2, records(0, 1)[:-3])], {PullDelay.UNREADABLE: 1}),
+    "no record": ([Found(2, b"\x00" * 200)], {PullDelay.UNREADABLE: 1}),
+    "static topic": ([Found(1, records(0), offset_delta=100)], {PullDelay.UNREADABLE: 1}),
+    "no progress": ([Found(0, code=ResponseCode.PULL_NOT_FOUND)], {PullDelay.NOT_HELD: 1}),
+}
+
+
+@pytest.mark.feature("B4")
+@pytest.mark.feature("B14")
+@pytest.mark.parametrize("kind", TRANSIENT)
+async def test_after_every_failure_the_same_offset_is_pulled_again(kind):
+    answers, delays = TRANSIENT[kind]
+    soon = PullSettings(error_delay=0.01, busy_delay=0.01)
+    async with scripted(Sequence(*answers, Found(2, records(0, 1))), settings=soon) as (
+        broker,
+        member,
+    ):
+        member.own(QUEUE)
+        await until(lambda: member.taker.offsets == [0, 1], DEADLINE)
+
+        assert {pull.queue_offset for pull in broker.pulls[: len(answers) + 1]} == {0}
+        assert member.puller.counts() == {(QUEUE, why): count for why, count in delays.items()}
+
+
+@pytest.mark.feature("B4")
+async def test_a_pull_that_is_never_answered_is_repeated_after_its_timeout():
+    impatient = PullSettings(hold=0.05, timeout=0.1, error_delay=0.01)
+    async with scripted(hold, settings=impatient) as (broker, member):
+        member.own(QUEUE)
+        await until(lambda: len(broker.pulls) >= 3, DEADLINE)
+
+        assert member.puller.counts()[QUEUE, PullDelay.NO_ANSWER] >= 2
+
+
 # ---- records that hold several messages
 
 
@@ -507,21 +390,142 @@ async def test_a_batch_that_was_stored_as_one_record_is_taken_apart():
     assert member.taker.messages[0].tags == "a"
 
 
-async def test_a_pull_that_begins_inside_a_batch_gets_the_rest_of_it():
-    batch = encode_batch([(b"one", 0, b""), (b"two", 0, b"")])
-    body = record(10, batch, sys_flag=INNER_BATCH | NEED_UNWRAP)
-    async with scripted(Sequence(Found(12, body))) as (_, member):
-        member.own(QUEUE, 11)
-        await until(lambda: member.taker.messages, DEADLINE)
-
-    assert member.taker.bodies == [b"two"]
+# ---- flow control
 
 
-async def test_a_static_topic_is_refused_with_a_reason(caplog):
-    shifted = Found(1, records(0), offset_delta=100)
-    async with scripted(Sequence(shifted)) as (broker, member):
+MIB = 1024 * 1024
+#: 50 ms are the default, which these tests do not wait for a thousand times.
+QUICK = PullSettings(hold=1.0, timeout=5.0, flow_delay=0.001)
+
+
+def endless(pull: PullMessageRequest) -> Found:
+    """One message more, whatever is asked."""
+    return Found(pull.queue_offset + 1, records(pull.queue_offset))
+
+
+def large(pull: PullMessageRequest) -> Found:
+    return Found(pull.queue_offset + 1, record(pull.queue_offset, b"x" * MIB))
+
+
+def test_limits_are_those_of_java_clients_and_may_be_shared_by_the_queues_of_a_topic():
+    shared = FlowSettings(max_cached_messages_per_topic=100, max_cached_bytes_per_topic=MIB)
+
+    assert FlowSettings().limits(1) == FlowLimits(1000, 100 * MIB, 2000)
+    assert FlowSettings().limits(1, is_orderly=True).span is None
+    assert shared.limits(4) == FlowLimits(25, MIB // 4, 2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_cached_messages", 0),
+        ("max_cached_messages", 65_536),
+        ("max_cached_bytes", 1025 * MIB),
+        ("max_span", 0),
+        ("max_cached_messages_per_topic", 0),
+        ("max_cached_bytes_per_topic", -1),
+    ],
+)
+def test_a_limit_that_cannot_work_is_refused_by_name(name, value):
+    with pytest.raises(SettingError, match=f"flow.{name} must be 1 to"):
+        FlowSettings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("flow", "script", "reason", "fetched"),
+    [
+        pytest.param(
+            FlowSettings(max_cached_messages=10),
+            endless,
+            PullDelay.CACHED_MESSAGES,
+            11,
+            marks=pytest.mark.feature("C1"),
+        ),
+        pytest.param(
+            FlowSettings(max_cached_bytes=4 * MIB),
+            large,
+            PullDelay.CACHED_BYTES,
+            4,
+            marks=pytest.mark.feature("C2"),
+        ),
+    ],
+    ids=["messages", "bytes"],
+)
+async def test_a_queue_with_too_much_cached_is_not_pulled_until_some_is_done(
+    flow, script, reason, fetched
+):
+    taker = Taker(finishes=False)
+    async with scripted(script, taker=taker, flow=flow, settings=QUICK) as (broker, member):
+        owned = member.own(QUEUE)
+        await until(lambda: member.puller.counts().get((QUEUE, reason), 0) > 3, DEADLINE)
+        assert len(taker.messages) == len(broker.pulls) == fetched
+
+        taker.finish(owned, [0, 1])
+
+        await until(lambda: len(taker.messages) == fetched + 2, DEADLINE)
+
+
+@pytest.mark.feature("C3")
+async def test_one_stuck_message_stops_its_queue_and_not_the_others(new_cluster):
+    async with new_cluster() as cluster:
+        await cluster.create_topic(TOPIC, queues=2)
+        sender = await RawClient.open(cluster.brokers[0])
+        for number in range(100):
+            await sender.stored(TOPIC, queue_id=number % 2)  # 50 in each queue
+        taker = Taker(finishes=False)
+        flow = FlowSettings(max_span=20)
+        few = PullSettings(batch_size=1, hold=1.0, timeout=5.0, flow_delay=0.001)
+        async with pulling(cluster.name_server, taker=taker, flow=flow, settings=few) as member:
+            stuck, flowing = (member.own(Queue(TOPIC, "broker-a", place)) for place in (0, 1))
+
+            def finish_all_but_the_first():
+                taker.finish(stuck, range(1, 50))
+                taker.finish(flowing, range(50))
+                held = member.puller.counts().get((stuck.queue, PullDelay.OFFSET_SPAN), 0)
+                return flowing.next_offset == 50 and held > 3
+
+            await until(finish_all_but_the_first, DEADLINE)
+
+            assert stuck.next_offset == 22, "offset 0 is unfinished, and 21 was one too far"
+            assert (flowing.queue, PullDelay.OFFSET_SPAN) not in member.puller.counts()
+            taker.finishes = True
+            taker.finish(stuck, range(50))
+            await until(lambda: stuck.next_offset == 50, DEADLINE)
+        await sender.close()
+
+
+@pytest.mark.feature("C4")
+async def test_a_pull_is_put_off_by_50_ms_counted_and_logged_the_first_and_the_thousandth_time(
+    caplog,
+):
+    caplog.set_level(logging.INFO, "orbitmq.client.consumer")
+    flow = FlowSettings(max_cached_messages=1)
+    held = (QUEUE, PullDelay.CACHED_MESSAGES)
+    async with scripted(endless, taker=Taker(finishes=False), flow=flow, settings=QUICK) as (
+        _,
+        member,
+    ):
         member.own(QUEUE)
-        await until(lambda: len(broker.pulls) == 2, DEADLINE)
+        await until(lambda: member.puller.counts().get(held, 0) > EVERY + 10, 60)
 
-        assert member.taker.messages == []
-    assert "static topic" in caplog.text
+    told = [line for line in caplog.messages if "put off: cached messages (" in line]
+    assert [line.rpartition(", ")[2] for line in told] == ["1 so far", f"{EVERY + 1} so far"]
+    assert PullSettings().flow_delay == 0.05
+
+
+async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer():
+    flow = FlowSettings(max_cached_messages=5)
+    never = PullSettings(hold=1.0, timeout=5.0, flow_delay=3600.0)
+    async with scripted(endless, taker=Taker(finishes=False), flow=flow, settings=never) as (
+        _,
+        member,
+    ):
+        owned = member.own(QUEUE)
+        await until(member.puller.counts, DEADLINE)
+        member.puller.has_room(owned)  # there is none
+        assert member.puller.counts() == {(QUEUE, PullDelay.CACHED_MESSAGES): 1}
+
+        member.taker.finish(owned, [0, 1, 2])
+        member.puller.has_room(owned)
+
+        await until(lambda: len(member.taker.messages) == 9, DEADLINE)

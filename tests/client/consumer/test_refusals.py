@@ -23,7 +23,7 @@ from orbitmq.wire.command import Command
 from tests.support.consumers import consumer_of, producer_of
 from tests.support.consuming import until
 from tests.support.pulling import FAST
-from tests.support.rebalancing import QUICK, Group, answering
+from tests.support.rebalancing import QUICK, answering
 
 HERE, THERE = Address("10.0.0.1", 10911), Address("10.0.0.2", 10911)
 ONE, TWO = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
@@ -74,47 +74,6 @@ def test_a_pull_that_is_served_ends_the_refusal_of_its_broker_and_of_no_other(re
     refusals.served(TWO, HERE)
 
     assert addresses(refusals) == [str(THERE)]
-
-
-def test_a_refusal_goes_with_the_last_queue_that_was_refused(refusals):
-    refuse(refusals, ONE, HERE)
-    refuse(refusals, TWO, HERE)
-    refuse(refusals, OTHER, THERE)
-
-    refusals.given_up(ONE)
-    assert addresses(refusals) == [str(HERE), str(THERE)]
-    refusals.given_up(TWO)
-    assert addresses(refusals) == [str(THERE)]
-
-
-@pytest.mark.parametrize("is_served", [True, False])
-def test_a_broker_that_has_moved_does_not_refuse_at_its_old_address(refusals, is_served):
-    refuse(refusals, ONE, HERE)
-
-    if is_served:
-        refusals.served(ONE, THERE)
-    else:
-        refuse(refusals, ONE, THERE)
-
-    assert addresses(refusals) == ([] if is_served else [str(THERE)])
-
-
-def test_nothing_can_be_pulled_when_every_queue_is_refused(refusals):
-    assert refusals.of_all([ONE]) is None
-    refuse(refusals, ONE, HERE)
-    refuse(refusals, OTHER, THERE)
-
-    assert refusals.of_all([ONE, OTHER]) is not None
-    assert refusals.of_all([ONE, TWO, OTHER]) is None
-    assert refusals.of_all([]) is None  # All are paused: nobody is in the way.
-
-
-def test_a_topic_counts_as_served_for_ever(refusals):
-    refusals.served(ONE, HERE)
-    refuse(refusals, ONE, HERE)
-
-    assert refusals.was_served("orders")
-    assert not refusals.was_served("invoices")
 
 
 def test_a_broker_that_refuses_now_and_then_is_told_of_from_time_to_time(refusals, clock, caplog):
@@ -198,43 +157,6 @@ async def test_one_broker_without_the_group_is_one_trouble_however_often_it_says
     assert set(told) == set(*troubles)
     over = [line for line in caplog.messages if "trouble with ('group'" in line]
     assert len(over) <= 1  # when it was
-
-
-async def test_a_refusal_is_forgotten_with_the_last_topic_of_its_broker(cluster):
-    settings = replace(QUICK, spacing=0.01, retry=0.02, interval=0.02)
-    refused: list[int] = []
-
-    with ExitStack() as stack:
-        for broker in cluster.brokers:
-            stack.enter_context(without_group(broker, refused.append))
-        async with Group(cluster.name_server, settings=settings) as group:
-            consumer = await group.join(topics=("orders", "invoices"))
-            rebalancer = consumer.rebalancer
-            await until(lambda: len(rebalancer.troubles) == 2)  # one for each broker
-            consumer.subscriptions.remove("orders")
-            # Asked at random: both brokers refuse the other topic as well, sooner or later.
-            before = len(refused)
-            await until(lambda: len(refused) > before + 10)
-            await until(lambda: len(rebalancer.troubles) == 2)
-            consumer.subscriptions.remove("invoices")
-
-            await until(lambda: rebalancer.troubles == ())
-
-
-async def test_a_refusal_is_forgotten_when_its_broker_leaves_the_cluster(cluster):
-    settings = replace(QUICK, spacing=0.01, retry=0.02, interval=0.02)
-    refused: list[int] = []
-    going = cluster.brokers[1]
-
-    with without_group(going, refused.append):
-        async with Group(cluster.name_server, settings=settings) as group:
-            consumer = await group.join(topics=("orders",))
-            await until(lambda: consumer.rebalancer.troubles)
-
-            await going.stop()
-            await consumer.engine.routes.refresh()
-
-            await until(lambda: consumer.rebalancer.troubles == ())
 
 
 async def test_what_one_of_two_brokers_denies_ends_no_consumer_and_what_both_deny_does(cluster):

@@ -31,7 +31,7 @@ from orbitmq.message.properties import (
 from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import ConsumerSendBackRequest
-from tests.support.consuming import GROUP, received, retried
+from tests.support.consuming import GROUP, received
 
 
 @dataclass
@@ -126,13 +126,6 @@ async def test_the_broker_that_stored_it_is_asked(limit):
     assert not resender.sent
 
 
-async def test_a_retried_message_names_the_topic_that_it_was_sent_to():
-    broker = Broker()
-    await sending_back(broker, Resender()).send_back(retried(1, "orders"), Failure())
-
-    assert broker.asked[0][1].origin_topic == "orders"
-
-
 @pytest.mark.parametrize(
     ("failure", "level", "extra"),
     [
@@ -198,28 +191,6 @@ async def test_what_never_reached_its_handler_waits_in_the_retry_topic_at_no_cos
     assert "DLQ_REASON" not in properties
     assert properties[PUT_OFF] == "true", "else locks of the group would make it a dead letter"
     assert not broker.asked, "a broker that takes it back counts an attempt"
-
-
-async def test_what_was_put_off_once_can_be_given_up():
-    resender = Resender()
-
-    assert await sending_back(Broker(), resender).give_up(
-        received(7, properties={PUT_OFF: "true", "mine": "x"}), Failure(reason="no")
-    )
-
-    ((_, _, properties),) = resender.sent
-    assert PUT_OFF not in properties
-    assert properties["mine"] == "x"
-
-
-@pytest.mark.parametrize(
-    ("failure", "level"), [(Failure(), "3"), (Failure(level=9), "9"), (Failure(delay=100), "6")]
-)
-async def test_the_copy_waits_as_long_as_it_should(failure, level):
-    resender = Resender()
-    await sending_back(Broker(refuses=True), resender).send_back(received(1), failure)
-
-    assert resender.sent[0][2][DELAY] == level
 
 
 @pytest.mark.parametrize("failure", [Failure(), Failure(DEAD)])
@@ -341,12 +312,6 @@ class TestGivingUp:
         assert properties[MAX_RECONSUME_TIMES] == "4"
         assert properties["DLQ_REASON"] == "because"
         assert not broker.asked
-
-    async def test_without_a_limit_the_broker_is_told_so(self):
-        resender = Resender()
-        await sending_back(Broker(), resender).give_up(received(1), Failure())
-
-        assert resender.sent[0][2][MAX_RECONSUME_TIMES] == str(NO_LIMIT)
 
     @pytest.mark.parametrize("max_retries", [None, 16])
     async def test_what_its_handler_gave_up_is_allowed_no_attempt(self, max_retries):

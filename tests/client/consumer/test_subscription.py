@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.pull import (
+from orbitmq.client.consumer.subscriptions import (
     Subscription,
     SubscriptionRefused,
     Subscriptions,
@@ -17,14 +17,10 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.clock import SystemClock
-from orbitmq.errors import SettingError
 from orbitmq.filter import InvalidFilter
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.javajson import encode_body
-from tests.support.rebalancing import answering
 
 QUEUE = Queue("orders", "broker-a", 0)
 
@@ -85,37 +81,11 @@ def test_a_later_subscription_replaces_the_earlier_one_and_has_a_higher_version(
     assert subscriptions.get("orders") == second
 
 
-def test_a_subscription_can_be_taken_back_once():
-    subscriptions = Subscriptions(Time())
-    subscriptions.put(Subscription.by_tags("orders"))
-
-    assert subscriptions.remove("orders")
-    assert not subscriptions.remove("orders")
-    assert "orders" not in subscriptions
-    assert len(subscriptions) == 0
-
-
-def test_a_tag_expression_of_separators_alone_is_refused():
-    with pytest.raises(InvalidFilter, match="needs a tag"):
-        Subscription.by_tags("orders", "||")
-
-
-def test_a_topic_that_cannot_be_is_refused():
-    with pytest.raises(SettingError, match="a topic may consist of"):
-        Subscription.by_tags("or ders")
-
-
 def test_a_condition_with_a_fault_is_refused_with_its_place():
     with pytest.raises(InvalidFilter) as refused:
         Subscription.by_sql("orders", "amount > > 5")
 
     assert refused.value.column == 10
-
-
-@pytest.mark.parametrize("empty", ["", "  "])
-def test_an_empty_condition_is_refused(empty):
-    with pytest.raises(SettingError, match="text that is not empty"):
-        Subscription.by_sql("orders", empty)
 
 
 def test_without_the_parser_a_condition_is_left_to_the_broker(monkeypatch):
@@ -155,34 +125,3 @@ async def test_a_topic_that_nobody_serves_yet_is_not_checked(caplog):
         await check_subscriptions(engine, "billing", [wanted])
 
     assert "the subscription of group billing to none was not checked" in caplog.text
-
-
-class LeapingClock(SystemClock):
-    """A clock by which a test lets time pass in a moment."""
-
-    leapt = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.leapt
-
-
-@pytest.mark.parametrize(("answer_takes", "was_checked"), [(0.0, True), (20.0, False)])
-async def test_a_broker_that_is_busy_is_asked_again_for_as_long_as_a_request_may_take(
-    caplog, *, answer_takes, was_checked
-):
-    wanted, clock = Subscription.by_sql("orders", "amount > 5"), LeapingClock()
-    answers = [ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_BUSY]
-
-    def check(_, request):
-        clock.leapt += answer_takes
-        return request.answer(answers.pop())
-
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders")
-        settings = ClientSettings(name_servers=(cluster.name_server,), request_timeout=30.0)
-        async with Engine(settings, clock=clock) as engine:
-            with answering(cluster.brokers[0], RequestCode.CHECK_CLIENT_CONFIG, check):
-                await check_subscriptions(engine, "billing", [wanted])
-
-    assert (answers == []) is was_checked
-    assert ("to orders was not checked" in caplog.text) is not was_checked

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextvars
-import gc
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.workers import LoopAwaiter, TaskWorkers, ThreadWorkers
+from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers
 from tests.support.consuming import DEADLINE, until
 from tests.support.scarcethreads import refuse_threads, threads_of
 
@@ -72,18 +69,6 @@ both = pytest.mark.parametrize("kind", [ThreadWorkers, TaskWorkers], ids=["threa
 Kind = type[ThreadWorkers | TaskWorkers]
 
 
-@both
-async def test_every_job_is_done_and_told_once(kind):
-    async with pool(kind, 4) as running:
-        jobs = [Job() for _ in range(2000)]
-
-        running.submit(*jobs)
-        await running.until_done(2000)
-
-    assert {id(job) for job in running.done} == {id(job) for job in jobs}
-    assert len(running.done) == 2000
-
-
 class _Gate:
     """Holds jobs until it is opened, and counts those that are in."""
 
@@ -115,24 +100,6 @@ class _Gate:
         self._enter(1)
         await self._opened_async.wait()
         self._enter(-1)
-
-
-async def test_jobs_behind_one_that_blocks_are_begun_whatever_the_loop_does():
-    gate, begun = _Gate(ThreadWorkers), threading.Event()
-    async with pool(ThreadWorkers, 3) as running:
-        # Threads that have done little, and those of which one was enough for many jobs.
-        for count in (1, 500):
-            running.submit(*(Job() for _ in range(count)))
-            await running.until_done(count)
-            begun.clear()
-
-            running.submit(gate.job(), gate.job(), Job(begun.set))
-
-            # Blocks the loop on purpose: the threads do not need it.
-            assert begun.wait(DEADLINE)
-            gate.open()
-            await running.until_done(count + 3)
-            gate, running.done[:] = _Gate(ThreadWorkers), []
 
 
 @pytest.mark.feature("D1")
@@ -192,54 +159,6 @@ async def test_a_thread_that_does_not_end_is_counted_and_left():
     await until(lambda: len(running.done) == 1)
 
 
-async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(monkeypatch):
-    loop = asyncio.get_running_loop()
-    awaiting = LoopAwaiter(loop)
-    outcomes: list[BaseException | object] = []
-    begun: list[None] = []
-
-    async def work():
-        begun.append(None)
-
-    def wait():
-        try:
-            outcomes.append(awaiting.wait_for(work()))
-        except BaseException as error:  # noqa: BLE001  # looked at below
-            outcomes.append(error)
-
-    asked = threading.Event()
-    ask = loop.call_soon_threadsafe
-
-    def notice(*arguments, **options):
-        handle = ask(*arguments, **options)
-        asked.set()
-        return handle
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", notice)
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    # Blocks the loop on purpose: it must not look.
-    assert asked.wait(DEADLINE)
-    was_any = awaiting.end()
-    await until(lambda: outcomes)
-    thread.join(DEADLINE)
-
-    assert was_any
-    assert begun == []
-    assert [type(each) for each in outcomes] == [concurrent.futures.CancelledError]
-
-
-async def test_a_task_that_does_not_end_is_cancelled():
-    gate = _Gate(TaskWorkers)
-    running = Pool(TaskWorkers, 1)
-    running.submit(gate.job())
-    await until(lambda: gate.inside == 1)
-
-    assert await running.workers.stop(0.05) == 1
-    assert isinstance(running.workers, TaskWorkers)
-    assert not running.workers.tasks()
-
-
 @both
 async def test_each_job_has_a_copy_of_the_context_that_the_workers_were_made_in(kind):
     def swap():
@@ -261,17 +180,6 @@ async def test_each_job_has_a_copy_of_the_context_that_the_workers_were_made_in(
 
     assert [job.result for job in running.done] == ["made"] * 3
     assert LABEL.get() == "changed"
-
-
-async def test_jobs_that_never_wait_leave_the_loop_its_turn():
-    turns = 0
-    async with pool(TaskWorkers, 2) as running:
-        running.submit(*(Job(lambda: sum(range(2000))) for _ in range(3000)))
-        while len(running.done) < 3000:
-            await asyncio.sleep(0)
-            turns += 1
-
-    assert turns > 5
 
 
 async def test_a_job_that_cancels_its_own_task_costs_no_worker():
@@ -311,61 +219,6 @@ def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told():
         runner.run(rest())
 
 
-class Odd(BaseException):
-    """Nothing that handlers should raise."""
-
-
-@pytest.mark.parametrize("error", [GeneratorExit, Odd])
-async def test_a_job_that_ends_its_task_is_told_and_others_go_on(error, caplog):
-    async def fail():
-        raise error
-
-    async def fail_later():
-        await asyncio.sleep(0)
-        raise error
-
-    async with pool(TaskWorkers, 1) as running:
-        jobs = [Job(work_async=fail), Job(work_async=fail_later), Job(lambda: "fine")]
-        running.submit(*jobs)
-        await running.until_done(3)
-
-        assert running.done == jobs
-        assert jobs[2].result == "fine"
-    assert caplog.text.count("a worker task failed") == 2
-
-
-async def test_a_stop_that_is_cancelled_leaves_no_task():
-    gate = _Gate(TaskWorkers)
-    running = Pool(TaskWorkers, 2)
-    running.submit(gate.job())
-    await until(lambda: gate.inside == 1)
-    before = asyncio.all_tasks()
-    stopping = asyncio.create_task(running.workers.stop(DEADLINE))
-    await asyncio.sleep(0)
-
-    stopping.cancel()
-    await asyncio.wait({*before, stopping} - {asyncio.current_task()}, timeout=DEADLINE)
-
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@both
-async def test_finished_jobs_are_not_kept(kind):
-    async with pool(kind, 2) as running:
-        job = Job()
-        gone = weakref.ref(job)
-        running.submit(job)
-        await running.until_done(1)
-        running.done.clear()
-        del job
-
-        def is_gone():
-            gc.collect()
-            return gone() is None
-
-        await until(is_gone)
-
-
 async def test_threads_that_outlive_their_loop_end_quietly():
     gate = threading.Event()
 
@@ -399,31 +252,3 @@ async def test_fewer_threads_than_wanted_do_the_jobs(monkeypatch, caplog):
         assert len(threads_of("test-")) == 5, "once there are threads again"
 
     await until(lambda: not threads_of("test-"))
-
-
-async def test_threads_that_were_missing_come_with_a_later_job(monkeypatch):
-    monkeypatch.setattr("orbitmq.client.consumer.workers.TRY_AGAIN", 0.0)
-    refused = refuse_threads(monkeypatch, "test-", times=2, after=1)
-
-    async with pool(ThreadWorkers, 4) as running:
-        running.submit(Job())
-        assert len(refused) == 2, "tried again, and in vain"
-        assert running.workers.size == 1
-
-        running.submit(Job())
-
-        assert running.workers.size == len(threads_of("test-")) == 4
-        assert isinstance(running.workers, ThreadWorkers)
-        assert running.workers.submit == running.workers._jobs.put, "the short way again"
-        await running.until_done(2)
-
-    await until(lambda: not threads_of("test-"))
-
-
-async def test_where_no_thread_starts_there_are_no_workers(monkeypatch):
-    refuse_threads(monkeypatch, "test-", times=1)
-
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        Pool(ThreadWorkers, 3)
-
-    assert not threads_of("test-"), "nobody would end them"

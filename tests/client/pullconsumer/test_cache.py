@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from orbitmq.client.consumer.pull import Pulled, PullStatus, Subscription
+from orbitmq.client.consumer.pull import Pulled, PullStatus
 from orbitmq.client.consumer.settings import FlowReason
+from orbitmq.client.consumer.subscriptions import Subscription
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.pullconsumer.cache import Cache, CachedQueue, Chunk, chunk_of
 from orbitmq.client.pullconsumer.consumer import PollSettings

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orbitmq.client.consumer.pull import SubscriptionRefused
 from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.consumer.subscriptions import SubscriptionRefused
 from orbitmq.client.errors import QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -14,14 +14,17 @@ from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Final,
     Literal,
     NamedTuple,
+    ParamSpec,
     Protocol,
     Self,
     TypedDict,
     TypeVar,
     Unpack,
+    cast,
 )
 
 from orbitmq.client.consumer.dispatch import (
@@ -44,14 +47,7 @@ from orbitmq.client.consumer.progress import (
 from orbitmq.client.consumer.progress import (
     consume_from as beginning,
 )
-from orbitmq.client.consumer.pull import (
-    Puller,
-    Refusals,
-    Subscription,
-    Subscriptions,
-    WindowReceiver,
-    check_subscriptions,
-)
+from orbitmq.client.consumer.pull import Puller, Refusals, WindowReceiver
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.resets import BrokerRequests
 from orbitmq.client.consumer.sendback import SendBack
@@ -69,11 +65,12 @@ from orbitmq.client.consumer.statistics import (
     metrics_text,
 )
 from orbitmq.client.consumer.strategies import Averagely, Strategy, name_of, strategy_named
-from orbitmq.client.consumer.workers import DirectCall
+from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions, check_subscriptions
+from orbitmq.client.consumer.workers import DirectCall, call_directly
 from orbitmq.client.engine import Engine, ProcessCheck
-from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.loopthread import Life, LoopThread
 from orbitmq.client.producer.producer import AsyncProducer
-from orbitmq.client.settings import ClientSettings, resolve, warn_deprecated
+from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.client.signals import GracefulExit, Latch, stop_requested, unless
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, retry_topic, wrap_group, wrap_topic
@@ -147,239 +144,6 @@ class HandlerArguments(ListenerArguments, total=False):
 
     #: Whether it takes a list of messages; by default its annotation decides.
     batch: bool | None
-
-
-class Consumer:
-    """A member of a consumer group, with handlers for one topic or several.
-
-    consumer = Consumer("billing", name_server="localhost:9876")
-
-    @consumer.on("orders", tags="paid || refunded")
-    def bill(message: ReceivedMessage) -> None: ...
-
-    consumer.run()
-
-    It works on a thread of its own. `def` handlers run on worker threads, `async def` handlers as
-    tasks on its thread. Methods may be called from any thread, except by handlers they wait for.
-    """
-
-    def __init__(self, group: str, **options: Unpack[ConsumerArguments]) -> None:
-        self._consumer = AsyncConsumer(group, **options)
-        self.group = group
-        self.options = self._consumer.options
-        self._thread = LoopThread(f"orbitmq consumer {group}")
-        self._check_process = ProcessCheck("this consumer", from_start=True)
-        self._ended = Latch()
-        # Guards the four flags below. Reentrant: a signal handler that stops the consumer can
-        # interrupt a start or a stop at any point.
-        self._life = threading.RLock()
-        self._is_starting = False
-        self._is_running = False
-        self._was_stopped = False
-        self._is_being_stopped = False
-
-    # ---- handlers
-
-    def on(self, topic: str, **options: Unpack[HandlerArguments]) -> Callable[[F], F]:
-        """As `AsyncConsumer.on`."""
-        return self._consumer.on(topic, **options)
-
-    def listen(
-        self, topic: str, listener: ListenerFunction, **options: Unpack[ListenerArguments]
-    ) -> None:
-        """As `AsyncConsumer.listen`."""
-        self._consumer.listen(topic, listener, **options)
-
-    def subscribe(
-        self, topic: str, handler: HandlerFunction, **options: Unpack[HandlerArguments]
-    ) -> None:
-        """As `AsyncConsumer.subscribe`."""
-        if self._is_running:
-            self._thread.run(self._consumer.subscribe(topic, handler, **options))
-        else:
-            self.on(topic, **options)(handler)
-
-    def unsubscribe(self, topic: str) -> None:
-        """As `AsyncConsumer.unsubscribe`."""
-        self._thread.run(self._consumer.unsubscribe(topic))
-
-    # ---- start and stop
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Begin to consume in the background. Returns when the brokers know the consumer.
-
-        If no name server can be reached, the error is logged and the start is retried in the
-        background. Returns as well when the consumer is stopped meanwhile.
-        """
-        self._check_process.begin()
-        with self._life:
-            if self._was_stopped:
-                raise NotRunning("this consumer", was_stopped=True)
-            if self._is_running or self._is_starting:
-                raise WrongUse("this consumer is running already; one start is enough")
-            self._is_starting = True
-        try:
-            self._start()
-        finally:
-            with self._life:
-                self._is_starting = False
-
-    def _start(self) -> None:
-        self._thread.start()
-        # A stop before this check has not seen the thread; a later one waits for the start.
-        if self._was_stopped:
-            self._thread.stop()
-            return
-        try:
-            self._thread.run(self._consumer.start())
-        except NotRunning:
-            if not self._was_stopped:
-                self._thread.stop()
-                raise
-        except BaseException:
-            self._thread.stop()
-            raise
-        with self._life:
-            self._is_running = not self._was_stopped
-
-    def stop(self) -> None:
-        """Finish running handlers, commit offsets, leave the group. May be repeated.
-
-        Signal handlers and several threads may call it; all wait for the same end. `async def`
-        handlers run on the consumer's own thread and must use `stop_soon`.
-        """
-        if not self._check_process.is_same:
-            return
-        if self._thread.is_current:
-            # Before any state changes: a stop elsewhere must still be possible.
-            raise WrongUse(
-                "a consumer cannot be stopped on its own thread, which would wait for itself: "
-                "use stop_soon()"
-            )
-        self._consumer.check_may_stop()
-        with self._life:
-            is_mine = (self._is_running or self._is_starting) and not self._is_being_stopped
-            self._is_being_stopped = self._is_being_stopped or is_mine
-            self._was_stopped = True
-            self._is_running = False
-        try:
-            self._wait_for_stop()
-        finally:
-            if is_mine:
-                self._thread.stop()
-        self._ended.set()
-
-    def _wait_for_stop(self) -> None:
-        """Begin the stop, or wait for the one under way."""
-        if self._thread.is_running:
-            # Another caller may be stopping the thread.
-            with suppress(NotRunning):
-                self._thread.run(self._consumer.stop())
-
-    def stop_soon(self) -> None:
-        """Have `run` stop gracefully and return; from any thread.
-
-        For handlers, which cannot wait for their own end.
-        """
-        self._ended.set()
-
-    def run(self) -> None:
-        """Consume until `stop` is called elsewhere, or SIGINT or SIGTERM comes.
-
-        The first signal stops gracefully; a second one ends the program immediately. Signals are
-        left alone outside of the main thread. Raises `AccessDenied` when brokers let this account
-        read none of the topics, so that nothing can arrive.
-        """
-        self._consumer.on_denied = self._ended.set
-        with GracefulExit(self._ended.set), self:
-            self._ended.wait()
-        self._consumer.check_not_denied()
-
-    # ---- while it runs
-
-    @property
-    def client_id(self) -> str:
-        """The id by which brokers know this member."""
-        return self._look(lambda: self._consumer.client_id)
-
-    def assignment(self) -> frozenset[Queue]:
-        """The owned queues, those of the retry topic included."""
-        return self._call(self._consumer.assignment)
-
-    @property
-    def queues(self) -> frozenset[Queue]:
-        """Deprecated: use `assignment()`."""
-        warn_deprecated("Consumer.queues", "assignment()")
-        return self.assignment()
-
-    def positions(self) -> dict[Queue, int]:
-        """The offset up to which each queue is consumed."""
-        return self._call(self._consumer.positions)
-
-    def statistics(self) -> ConsumerStatistics:
-        """What was consumed, how fast, and what went wrong; after a stop, as it was then."""
-        return self._look(self._consumer.statistics)
-
-    def metrics(self) -> str:
-        """The statistics in the text format of Prometheus, for the program's metrics page."""
-        return self._look(self._consumer.metrics)
-
-    def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
-        """What administration tools show."""
-        return self._call(lambda: self._consumer.running_info(with_stacks=with_stacks))
-
-    def pause(self) -> None:
-        """Fetch nothing until `resume`; queues stay with this member."""
-        self._call(self._consumer.pause)
-
-    def resume(self) -> None:
-        """Fetch again."""
-        self._call(self._consumer.resume)
-
-    def resize(self, workers: int) -> None:
-        """Change the number of handler calls at the same time."""
-        self._call(lambda: self._consumer.resize(workers))
-
-    @property
-    def workers(self) -> int:
-        """The largest number of handler calls at the same time."""
-        return self._call(lambda: self._consumer.workers)
-
-    def _look(self, function: Callable[[], T]) -> T:
-        """Evaluate a function on the consumer's thread; after its end, here."""
-        self._check_process()
-        if self._thread.is_running and not self._thread.is_current:
-            # The thread may be stopping.
-            with suppress(NotRunning):
-                return self._thread.run(_called(function))
-        return function()
-
-    def _call(self, function: Callable[[], T]) -> T:
-        """Run a function on the consumer's thread."""
-        self._check_process()
-        if not self._is_running:
-            raise NotRunning("this consumer", was_stopped=self._was_stopped)
-        # The function does not wait, so handlers on that thread may call it as well.
-        return function() if self._thread.is_current else self._thread.run(_called(function))
-
-
-async def _called(function: Callable[[], T]) -> T:
-    return function()
-
-
-# ---- for programs with an event loop
 
 
 log = logging.getLogger(__name__)
@@ -633,11 +397,10 @@ class AsyncConsumer:
         """The owned queues, those of the retry topic included."""
         return frozenset(self._running.rebalancer.owned)
 
-    @property
-    def queues(self) -> frozenset[Queue]:
-        """Deprecated: use `assignment()`."""
-        warn_deprecated("AsyncConsumer.queues", "assignment()")
-        return self.assignment()
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        """All queues of a topic that can be read. Raises `NoRoute`."""
+        routes = self._running.engine.routes
+        return await routes.subscribe_queues(self._registrations.wire_topic(topic))
 
     def positions(self) -> dict[Queue, int]:
         """The offset up to which each queue is consumed."""
@@ -701,6 +464,184 @@ class AsyncConsumer:
             )
 
 
+# ---- the blocking face
+
+
+P = ParamSpec("P")
+
+
+def _now(
+    method: Callable[Concatenate[AsyncConsumer, P], T],
+) -> Callable[Concatenate[Consumer, P], T]:
+    """A method that does not wait, called on the consumer's thread."""
+
+    @functools.wraps(method)
+    def blocking(self: Consumer, /, *args: P.args, **options: P.kwargs) -> T:
+        return self._do(lambda: method(self._consumer, *args, **options))
+
+    return blocking
+
+
+class Consumer(Life):
+    """A member of a consumer group, with handlers for one topic or several.
+
+    consumer = Consumer("billing", name_server="localhost:9876")
+
+    @consumer.on("orders", tags="paid || refunded")
+    def bill(message: ReceivedMessage) -> None: ...
+
+    consumer.run()
+
+    It works on a thread of its own. `def` handlers run on worker threads, `async def` handlers as
+    tasks on its thread. Methods may be called from any thread, except by handlers they wait for.
+    """
+
+    def __init__(self, group: str, **options: Unpack[ConsumerArguments]) -> None:
+        self._consumer = AsyncConsumer(group, **options)
+        self.group = group
+        self.options = self._consumer.options
+        self._thread = LoopThread(f"orbitmq consumer {group}")
+        self._check_process = ProcessCheck("this consumer", from_start=True)
+        self._ended = Latch()
+        self._was_stopped = False
+
+    # ---- handlers
+
+    def on(self, topic: str, **options: Unpack[HandlerArguments]) -> Callable[[F], F]:
+        """As `AsyncConsumer.on`."""
+        return self._consumer.on(topic, **options)
+
+    def listen(
+        self, topic: str, listener: ListenerFunction, **options: Unpack[ListenerArguments]
+    ) -> None:
+        """As `AsyncConsumer.listen`."""
+        self._consumer.listen(topic, listener, **options)
+
+    def subscribe(
+        self, topic: str, handler: HandlerFunction, **options: Unpack[HandlerArguments]
+    ) -> None:
+        """As `AsyncConsumer.subscribe`."""
+        if self._thread.is_running:
+            self._thread.run(self._consumer.subscribe(topic, handler, **options))
+        else:
+            self.on(topic, **options)(handler)
+
+    def unsubscribe(self, topic: str) -> None:
+        """As `AsyncConsumer.unsubscribe`."""
+        self._thread.run(self._consumer.unsubscribe(topic))
+
+    # ---- start and stop
+
+    def start(self) -> None:
+        """Begin to consume in the background. Returns when the brokers know the consumer.
+
+        If no name server can be reached, the error is logged and the start is retried in the
+        background. Returns as well when the consumer is stopped meanwhile.
+        """
+        self._check_process.begin()
+        if self._was_stopped:
+            raise NotRunning("this consumer", was_stopped=True)
+        self._thread.start()
+        self._start()
+
+    def _start(self) -> None:
+        # A stop before this check has not seen the thread; a later one waits for the start.
+        if self._was_stopped:
+            self._thread.stop()
+            return
+        try:
+            self._thread.run(self._consumer.start())
+        except WrongUse:
+            raise  # it is running
+        except BaseException as error:
+            was_stopped = isinstance(error, NotRunning) and self._was_stopped
+            self._thread.stop()
+            if not was_stopped:
+                raise
+
+    def stop(self) -> None:
+        """Finish running handlers, commit offsets, leave the group. May be repeated.
+
+        Signal handlers and several threads may call it; all wait for the same end. `async def`
+        handlers run on the consumer's own thread and must use `stop_soon`.
+        """
+        if not self._check_process.is_same:
+            return
+        if self._thread.is_current:
+            # Before any state changes: a stop elsewhere must still be possible.
+            raise WrongUse(
+                "a consumer cannot be stopped on its own thread, which would wait for itself: "
+                "use stop_soon()"
+            )
+        self._consumer.check_may_stop()
+        self._was_stopped = True
+        try:
+            if self._thread.is_running:
+                # Another caller may be stopping the thread.
+                with suppress(NotRunning):
+                    self._thread.run(self._consumer.stop())
+        finally:
+            self._thread.stop()
+        self._ended.set()
+
+    def stop_soon(self) -> None:
+        """Have `run` stop gracefully and return; from any thread.
+
+        For handlers, which cannot wait for their own end.
+        """
+        self._ended.set()
+
+    def run(self) -> None:
+        """Consume until `stop` is called elsewhere, or SIGINT or SIGTERM comes.
+
+        The first signal stops gracefully; a second one ends the program immediately. Signals are
+        left alone outside of the main thread. Raises `AccessDenied` when brokers let this account
+        read none of the topics, so that nothing can arrive.
+        """
+        self._consumer.on_denied = self._ended.set
+        with GracefulExit(self._ended.set), self:
+            self._ended.wait()
+        self._consumer.check_not_denied()
+
+    # ---- while it runs
+
+    assignment = _now(AsyncConsumer.assignment)
+    positions = _now(AsyncConsumer.positions)
+    statistics = _now(AsyncConsumer.statistics)
+    metrics = _now(AsyncConsumer.metrics)
+    running_info = _now(AsyncConsumer.running_info)
+    pause = _now(AsyncConsumer.pause)
+    resume = _now(AsyncConsumer.resume)
+    resize = _now(AsyncConsumer.resize)
+
+    def queues(self, topic: str) -> tuple[Queue, ...]:
+        """All queues of a topic that can be read. Raises `NoRoute`."""
+        return self._thread.run(self._consumer.queues(topic))
+
+    @property
+    def client_id(self) -> str:
+        """The id by which brokers know this member."""
+        return self._do(lambda: self._consumer.client_id)
+
+    @property
+    def workers(self) -> int:
+        """The largest number of handler calls at the same time."""
+        return self._do(lambda: self._consumer.workers)
+
+    def _do(self, function: Callable[[], T]) -> T:
+        """Evaluate a function on the consumer's thread; where there is none, here."""
+        self._check_process()
+        if self._thread.is_running and not self._thread.is_current:
+            # The thread may be stopping.
+            with suppress(NotRunning):
+                return self._thread.run(_called(function))
+        return function()
+
+
+async def _called(function: Callable[[], T]) -> T:
+    return function()
+
+
 # ---- members of a group
 
 
@@ -734,9 +675,10 @@ class GroupMember(ABC):
         self.statistics = Statistics(engine.clock.monotonic)
         self._started_at = engine.clock.now()
 
-    @abstractmethod
     async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
         """Call a handler once, with a message that an administrator chose."""
+        binding = self.bindings.of_message(message)
+        return await call_directly(binding, message, self.engine.clock.monotonic)
 
     @abstractmethod
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
@@ -961,10 +903,6 @@ class ConsumerCore(GroupMember):
         await self.engine.heartbeat()
         self.rebalancer.wake()
 
-    async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
-        """Call a handler once, with a message that an administrator chose."""
-        return await self.consumption.consume_directly(message)
-
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
         """The state of the consumer, for tools."""
         worker_pool = self.consumption.worker_pool
@@ -1108,16 +1046,6 @@ class DelegatedMember(GroupMember):
         listener = self.options.on_assignment
         return None if listener is None else listener(topic, queues, own)
 
-    async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
-        """Call a handler once, in this process, with a message that an administrator chose."""
-        binding = self.bindings.of_message(message)
-        call = DirectCall(binding, message.queue, message, self.engine.clock.monotonic)
-        if call.is_async:
-            await call.run_async()
-        else:
-            await asyncio.to_thread(call.run)
-        return call
-
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
         """The state of the member. It has no stacks: handlers run elsewhere."""
         return self._described(workers=self.options.consume.workers)
@@ -1137,6 +1065,11 @@ class Registration:
     def topic(self) -> str:
         """The name that brokers know."""
         return self.subscription.topic
+
+
+class _BindingArguments(TypedDict):
+    batch_size: int | None
+    middleware: Sequence[object]
 
 
 class Registrations:
@@ -1176,51 +1109,41 @@ class Registrations:
         topic: str,
         function: HandlerFunction,
         *,
-        tags: str | None = None,
-        sql: str | None = None,
-        batch: bool | None = None,
-        batch_size: int | None = None,
-        middleware: Sequence[object] = (),
         replace: bool = False,
+        **options: Unpack[HandlerArguments],
     ) -> Registration:
         """Register a handler of a topic."""
-        binding = bind_handler(
-            function,
-            group=self._group,
-            batch=batch,
-            batch_size=self._batch_size if batch_size is None else batch_size,
-            middleware=(*self._middleware, *_several(middleware)),
-        )
-        return self._put(topic, tags, sql, binding, replace=replace)
+        _check_known(options, HandlerArguments, "a handler")
+        batch = options.get("batch")
+        common = self._common(options)
+        binding = bind_handler(function, group=self._group, batch=batch, **common)
+        return self._put(topic, binding, options, replace=replace)
 
     def listener(
-        self,
-        topic: str,
-        function: ListenerFunction,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        batch_size: int | None = None,
-        middleware: Sequence[object] = (),
-        replace: bool = False,
+        self, topic: str, function: ListenerFunction, **options: Unpack[ListenerArguments]
     ) -> Registration:
         """Register a low-level listener of a topic."""
-        binding = bind_listener(
-            function,
-            group=self._group,
-            batch_size=self._batch_size if batch_size is None else batch_size,
-            middleware=(*self._middleware, *_several(middleware)),
-            in_order=self._in_order,
-        )
-        return self._put(topic, tags, sql, binding, replace=replace)
+        _check_known(options, ListenerArguments, "a listener")
+        common = self._common(options)
+        binding = bind_listener(function, group=self._group, in_order=self._in_order, **common)
+        return self._put(topic, binding, options)
+
+    def _common(self, options: ListenerArguments) -> _BindingArguments:
+        size = options.get("batch_size")
+        middleware = _several(options.get("middleware", ()))
+        return {
+            "batch_size": self._batch_size if size is None else size,
+            "middleware": (*self._middleware, *middleware),
+        }
 
     def remove(self, topic: str) -> Registration | None:
         """Remove the handler of a topic."""
         return self._by_topic.pop(self.wire_topic(topic), None)
 
     def _put(
-        self, topic: str, tags: str | None, sql: str | None, binding: Binding, *, replace: bool
+        self, topic: str, binding: Binding, options: ListenerArguments, *, replace: bool = False
     ) -> Registration:
+        tags, sql = options.get("tags"), options.get("sql")
         if tags is not None and sql is not None:
             raise SettingError(f"give topic {topic!r} tags or a SQL92 condition, not both")
         wire_topic = self.wire_topic(topic)
@@ -1247,8 +1170,6 @@ def _several(middleware: Sequence[object]) -> tuple[object, ...]:
 
 # ---- options
 
-
-S = TypeVar("S")
 
 #: Reserved by Apache's clients: the name of a group that was not given one.
 _NO_GROUP: Final = "DEFAULT_CONSUMER"
@@ -1279,41 +1200,26 @@ class ConsumerOptions:
         return self.model is MessageModel.BROADCASTING
 
 
-def checked_options(
-    *,
-    model: str = "clustering",
-    ordered: bool = False,
-    consume_from: Beginning = "last",
-    strategy: Strategy | str = "AVG",
-    progress: ProgressStore | None = None,
-    strict_last: bool = False,
-    workers: int | None = None,
-    batch_size: int | None = None,
-    max_retries: int | None = None,
-    consume: ConsumeSettings | None = None,
-    flow: FlowSettings | None = None,
-    pull: PullSettings | None = None,
-    rebalance: RebalanceSettings | None = None,
-    locks: LockSettings | None = None,
-    on_assignment: AssignmentListener | None = None,
-) -> ConsumerOptions:
+def checked_options(**arguments: Unpack[OptionArguments]) -> ConsumerOptions:
     """The checked options. Raises `SettingError`; separate numbers override those in `consume`."""
-    changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
-    given = {name: value for name, value in changes.items() if value is not None}
-    return ConsumerOptions(
-        model=_model(model),
-        ordered=switch(ordered, "ordered"),
-        consume_from=beginning(consume_from),
-        strategy=strategy_named(strategy),
-        progress=progress,
-        strict_last=switch(strict_last, "strict_last"),
-        consume=replace(_object(consume, "consume", ConsumeSettings), **given),
-        flow=_object(flow, "flow", FlowSettings),
-        pull=_object(pull, "pull", PullSettings),
-        rebalance=_object(rebalance, "rebalance", RebalanceSettings),
-        locks=_object(locks, "locks", LockSettings),
-        on_assignment=on_assignment,
-    )
+    _check_known(arguments, OptionArguments, "a consumer")
+    options: dict[str, Any] = {**arguments}
+    for name, check in _CHECKS.items():
+        if name in options:
+            options[name] = check(options[name])
+    numbers = {name: options.pop(name, None) for name in ("workers", "batch_size", "max_retries")}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    for name, kind in _PARTS.items():
+        part = options.get(name)
+        options[name] = kind() if part is None else instance(part, name, kind)
+    return ConsumerOptions(**options | {"consume": replace(options["consume"], **given)})
+
+
+def _check_known(options: object, kind: type, what: str) -> None:
+    """Raise `TypeError` for an option with a wrong name."""
+    unknown = set(cast("Mapping[str, object]", options)) - kind.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"{what} has no option {', '.join(sorted(unknown))}")
 
 
 def checked_group(group: str) -> str:
@@ -1323,11 +1229,6 @@ def checked_group(group: str) -> str:
     return group
 
 
-def _object(given: S | None, name: str, wanted: type[S]) -> S:
-    """The given settings, or the defaults."""
-    return wanted() if given is None else instance(given, name, wanted)
-
-
 def _model(model: str) -> MessageModel:
     try:
         return _MODELS[model.lower()]
@@ -1335,3 +1236,21 @@ def _model(model: str) -> MessageModel:
         raise SettingError(
             f"model must be one of {', '.join(sorted(_MODELS))}, got {model!r}"
         ) from None
+
+
+#: How options are checked and converted.
+_CHECKS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "model": _model,
+    "ordered": lambda value: switch(value, "ordered"),
+    "consume_from": beginning,
+    "strategy": strategy_named,
+    "strict_last": lambda value: switch(value, "strict_last"),
+}
+#: The options that are settings with numbers of their own.
+_PARTS: Final[Mapping[str, type[Any]]] = {
+    "consume": ConsumeSettings,
+    "flow": FlowSettings,
+    "pull": PullSettings,
+    "rebalance": RebalanceSettings,
+    "locks": LockSettings,
+}

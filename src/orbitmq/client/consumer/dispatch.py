@@ -14,7 +14,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.sendback import DEFAULT_RETRIES, FIRST_LEVEL
@@ -29,7 +29,7 @@ from orbitmq.client.consumer.verdict import (
     accounted,
     reason_of,
 )
-from orbitmq.client.consumer.workers import Call, DirectCall, Run, WorkerPool
+from orbitmq.client.consumer.workers import Call, Run, WorkerPool
 from orbitmq.message.properties import RETRY_TOPIC
 
 if TYPE_CHECKING:
@@ -47,22 +47,6 @@ log = logging.getLogger(__name__)
 
 #: How long the workers may take to end. Their queues are drained by then.
 WORKERS_END: Final = 1.0
-
-
-class Consumption(Protocol):
-    """Consumption as pulling and rebalancing see it. Everything is called on the event loop."""
-
-    async def start(self) -> None:
-        """Called before the first message."""
-
-    async def stop(self) -> None:
-        """Called after the last message; waits for running calls, for a limited time."""
-
-    def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
-        """Consume these messages. Never blocks."""
-
-    async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
-        """Begin nothing new for a queue, and wait for what runs; True when nothing runs."""
 
 
 class Bindings:
@@ -152,7 +136,7 @@ class BaseConsumption(ABC):
         self._settings = parts.settings
         self.statistics = parts.statistics
         self._monotonic = parts.engine.clock.monotonic
-        self.worker_pool = WorkerPool(parts.settings.workers, self._finished, group=parts.group)
+        self.worker_pool = WorkerPool(parts.settings.workers, self._settle, group=parts.group)
         self._timers: set[asyncio.TimerHandle] = set()
         self._is_stopped = False
         #: Called with a queue that has fewer messages than before; its pull may have waited for
@@ -174,24 +158,9 @@ class BaseConsumption(ABC):
                 extra={"group": self._group},
             )
 
-    async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
-        """Call the handler of a message for an administrator; the result has no effect."""
-        binding = self._bindings.of_message(message)
-        call = DirectCall(binding, message.queue, message, self._monotonic)
-        self.worker_pool.submit(call)
-        await call.done
-        return call
-
-    def _finished(self, jobs: list[Any]) -> None:
-        """Settle finished jobs; called on the loop."""
-        direct = [job for job in jobs if isinstance(job, DirectCall)]
-        for call in direct:
-            call.settle()
-        self._settle([job for job in jobs if not isinstance(job, DirectCall)] if direct else jobs)
-
     @abstractmethod
     def _settle(self, jobs: list[Any]) -> None:
-        """Act on the results of calls."""
+        """Act on the results of finished jobs; called on the loop."""
 
     def _report(self, owned: OwnedQueue, position: int | None, *, increase_only: bool) -> None:
         """Messages of a queue below `position` are finished."""
@@ -226,18 +195,10 @@ class BaseConsumption(ABC):
         """What happens next to a failed message, in words."""
 
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
-        """Log each failure in one line; unexpected exceptions with their traceback."""
-        for messages, failure in outcome.failures:
-            self._log_failed(owned, outcome, handler, messages, failure)
-
-    def _log_failed(
-        self,
-        owned: OwnedQueue,
-        outcome: Outcome,
-        handler: str,
-        messages: Sequence[ReceivedMessage],
-        failure: Failure,
-    ) -> None:
+        """Log a failure in one line; an unexpected exception with its traceback."""
+        messages, failure = outcome.tried, outcome.failure or Failure()
+        if not messages:
+            return
         first = messages[0]
         log.log(
             logging.INFO if failure.error is None else logging.WARNING,
@@ -553,8 +514,7 @@ class ConcurrentConsumption(BaseConsumption):
                 extra={"group": self._group, "queue": str(owned.queue), "offset": min(failed)},
             )
             return done + sorted(failed)
-        for messages, failure in outcome.failures:
-            self._start_sending_back(owned, messages, failure)
+        self._start_sending_back(owned, tried, outcome.failure or Failure())
         return done
 
     def _offer_again(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
@@ -914,7 +874,7 @@ class OrderlyConsumption(BaseConsumption):
         retries = self._settings.max_retries
         if self._sending_back is None and not self._may_try_again(message, failure):
             return dropped_after_failure(message.attempt)
-        return after_failure_in_order(
+        return after_failure(
             message.attempt, failure, retries, self._pause_after(outcome, failure.pause)
         )
 
@@ -922,15 +882,12 @@ class OrderlyConsumption(BaseConsumption):
         """Retry failed messages after a pause, or give them up."""
         owned = line.owned
         again = list(outcome.held)
-        pauses: list[float] = []
-        for messages, failure in outcome.failures:
-            for message in messages:
-                if self._may_try_again(message, failure) or not await self._give_up(
-                    message, failure
-                ):
-                    again.append(message.with_reconsume_times(message.reconsume_times + 1))
-                    if failure.pause is not None:
-                        pauses.append(failure.pause)
+        pause: float | None = None
+        failure = outcome.failure or Failure()
+        for message in outcome.tried:
+            if self._may_try_again(message, failure) or not await self._give_up(message, failure):
+                again.append(message.with_reconsume_times(message.reconsume_times + 1))
+                pause = failure.pause
         if owned.is_dropped:
             self._close(line)
             return
@@ -939,8 +896,8 @@ class OrderlyConsumption(BaseConsumption):
             self._commit(owned)
         if again:
             if len(again) == len(outcome.held):
-                pauses = [outcome.hold]
-            self._pause(line, self._pause_after(outcome, max(pauses, default=None)))
+                pause = outcome.hold
+            self._pause(line, self._pause_after(outcome, pause))
         else:
             self._go_on(line)
 
@@ -992,40 +949,31 @@ _MINUTE: Final = 60
 _HOUR: Final = 3600
 
 
-def after_failure(attempt: int, failure: Failure, max_retries: int | None) -> str:
-    """For a message that goes back to the broker; without `max_retries` the broker decides."""
+def after_failure(
+    attempt: int, failure: Failure, max_retries: int | None, pause: float | None = None
+) -> str:
+    """Without `max_retries` the broker decides, and in order there is no limit.
+
+    `pause`: in order, the pause of the queue that keeps the message.
+    """
+    goes_on = "" if pause is None else ", and its queue goes on"
     if failure.level == DEAD:
-        return f"attempt {attempt}, given up: it goes to the dead letters"
+        return f"attempt {attempt}, given up: it goes to the dead letters{goes_on}"
+    if pause is not None and max_retries is None:
+        return f"attempt {attempt}, without a limit; again in {duration(pause)}, its queue waits"
     attempts = 1 + (DEFAULT_RETRIES if max_retries is None else max_retries)
-    pause = failure.pause
     if attempt >= attempts:
-        unless = " unless the broker allows the group more" if max_retries is None else ""
+        unless = " unless the broker allows the group more" if max_retries is None else goes_on
         return f"attempt {attempt} of {attempts}, the last: it goes to the dead letters{unless}"
-    unless = ""
-    if pause is None:
-        level = min(FIRST_LEVEL + attempt - 1, len(DELAY_LEVELS))
-        pause = float(DELAY_LEVELS[level - 1])
+    if pause is not None:
+        return f"attempt {attempt} of {attempts}, again in {duration(pause)}, its queue waits"
+    delay, unless = failure.pause, ""
+    if delay is None:
+        delay = float(DELAY_LEVELS[min(FIRST_LEVEL + attempt - 1, len(DELAY_LEVELS)) - 1])
         unless = " unless the broker has other delays"
     if max_retries is None:
         unless = " unless the group is set otherwise at the broker"
-    return f"attempt {attempt} of {attempts}, again in {duration(pause)}{unless}"
-
-
-def after_failure_in_order(
-    attempt: int, failure: Failure, max_retries: int | None, pause: float
-) -> str:
-    """For a message that stays in its queue, which waits for it."""
-    if failure.level == DEAD:
-        return f"attempt {attempt}, given up: it goes to the dead letters, and its queue goes on"
-    if max_retries is None:
-        return f"attempt {attempt}, without a limit; again in {duration(pause)}, its queue waits"
-    attempts = 1 + max_retries
-    if attempt >= attempts:
-        return (
-            f"attempt {attempt} of {attempts}, the last: it goes to the dead letters, and its "
-            "queue goes on"
-        )
-    return f"attempt {attempt} of {attempts}, again in {duration(pause)}, its queue waits"
+    return f"attempt {attempt} of {attempts}, again in {duration(delay)}{unless}"
 
 
 def dropped_after_failure(attempt: int) -> str:

@@ -14,9 +14,7 @@ import asyncio
 import enum
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias
 
@@ -26,34 +24,26 @@ from orbitmq.client.consumer.settings import FlowReason, FlowSettings, PullSetti
 from orbitmq.client.errors import BrokerUnavailable, GroupRefused, refused_by
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import MASTER
-from orbitmq.clock import milliseconds
 from orbitmq.errors import (
     AccessDenied,
     BrokerRefused,
     ClientError,
-    NoRoute,
-    NotSupported,
     OrbitError,
-    SettingError,
 )
-from orbitmq.filter import SQL92, TAG, TagFilter, UnknownFilterType, compile_filter, parse_tags
 from orbitmq.filter.tags import ALL
 from orbitmq.logonce import LogAtIntervals, LogOncePerOutage
-from orbitmq.message.properties import TAGS
 from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import decode_messages, without_inner_batches
-from orbitmq.names import check_topic
 from orbitmq.remoting.settings import RemotingError
-from orbitmq.wire.bodies import CheckClientRequest, SubscriptionData
 from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers import PullFlag, PullMessageRequest, PullMessageResponse
-from orbitmq.wire.javajson import encode_body
 from orbitmq.wire.templates import RequestTemplate
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
     from orbitmq.client.consumer.window import OwnedQueue
     from orbitmq.client.engine import Engine
     from orbitmq.client.routes import Queue
@@ -67,8 +57,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-#: Seconds before a subscription is logged as unmatched: other queues may be about to answer.
-_MOMENT = 1.0
 #: The hold of a pull while neither a match nor the lack of one is known. Only its answer tells how
 #: many messages were filtered out.
 _UNSETTLED_HOLD = 3.0
@@ -88,49 +76,39 @@ class UnmatchedFilters:
     def note(self, wanted: Subscription, matched: int, passed: int) -> None:
         """Count the result of a pull."""
         topic = wanted.topic
-        said, before = self._passed.get(topic, (wanted, 0))
-        if not said.is_same_filter(wanted):
+        known, before = self._passed.get(topic, (wanted, 0))
+        if not known.is_same_filter(wanted):
             before = 0
             self._outages.forget(topic)
         if matched:
             self._outages.recovered(topic)
         self._passed[topic] = (wanted, None if matched or before is None else before + passed)
 
-    def is_unmatched(self, topic: str) -> bool:
-        """Whether messages have arrived and none has matched."""
-        return topic in self._passed and bool(self._passed[topic][1])
-
     def is_settled(self, wanted: Subscription) -> bool:
         """Whether a message has matched, or the lack of matches was logged."""
-        said, passed = self._passed.get(wanted.topic, (wanted, 0))
+        known, passed = self._passed.get(wanted.topic, (wanted, 0))
         is_known = passed is None or self._outages.is_failing(wanted.topic)
-        return is_known and said.is_same_filter(wanted)
+        return is_known and known.is_same_filter(wanted)
 
-    def warn(self, topic: str) -> None:
-        """Log the lack of matches once."""
-        if self._outages.is_failing(topic):
+    def all_read(self, wanted: Subscription) -> None:
+        """All queues of a topic were read to their ends: log once if nothing has matched."""
+        passed = self._passed.get(wanted.topic, (wanted, None))[1]
+        if not passed or self._outages.is_failing(wanted.topic):
             return
-        wanted, passed = self._passed[topic]
-        kind = "tags" if wanted.is_by_tags else "condition"
         self._outages.failed(
-            topic,
+            wanted.topic,
             "group %s gets nothing of %s so far: of %d messages none has matched the %s %r; check "
             "how they are written, or wait for such messages",
             self._group,
-            topic,
+            wanted.topic,
             passed,
-            kind,
+            "tags" if wanted.is_by_tags else "condition",
             wanted.expression,
         )
 
-    def restarted(self, topic: str) -> None:
-        """A queue is read from elsewhere: what was passed over may come once more, and counts."""
-        if self.is_unmatched(topic):
-            self._passed[topic] = (self._passed[topic][0], 0)
-
-    def given_up(self, topic: str, left: Iterable[OwnedQueue]) -> None:
-        """A queue was released; the last one of a topic ends its warning."""
-        if self.is_unmatched(topic) and not any(owned.queue.topic == topic for owned in left):
+    def forget(self, topic: str) -> None:
+        """A queue is read from elsewhere, or no queue is left: count from the beginning."""
+        if self._passed.get(topic, (None, None))[1]:
             del self._passed[topic]
             self._outages.forget(topic)
 
@@ -188,7 +166,6 @@ class Puller:
         #: Unreachable or silent brokers by name, with the reason, until they answer. (A frozen
         #: broker still accepts connections, so a connection proves nothing.)
         self.unreached: dict[str, str] = {}
-        self._looks: dict[str, asyncio.TimerHandle] = {}
         self.shared = SharedRequests(engine)
         self._pulls: dict[OwnedQueue, QueuePull] = {}
         self._counts: dict[Queue, PullDelayCounts] = {}
@@ -213,13 +190,14 @@ class Puller:
         if pull is not None:
             pull.end()
             self.refusals.given_up(owned.queue)
-            self.filtered.given_up(owned.queue.topic, self._pulls)
+            if all(other.queue.topic != owned.queue.topic for other in self._pulls):
+                self.filtered.forget(owned.queue.topic)
             self.receiver.queues_changed(len(self._pulls))
 
     def restart(self, owned: OwnedQueue) -> None:
         """Pull from the queue's present `next_offset`; the answer under way is ignored."""
         self.end(owned)
-        self.filtered.restarted(owned.queue.topic)
+        self.filtered.forget(owned.queue.topic)
         self.begin(owned)
 
     def wake(self, owned: OwnedQueue) -> None:
@@ -251,9 +229,6 @@ class Puller:
         """End all pulls."""
         for owned in tuple(self._pulls):
             self.end(owned)
-        for look in self._looks.values():
-            look.cancel()
-        self._looks.clear()
         if self._end_watch is not None:
             self._end_watch()
             self._end_watch = None
@@ -313,21 +288,14 @@ class Puller:
             return longest
         return min(longest, _UNSETTLED_HOLD)
 
-    def at_end(self, topic: str) -> None:
-        """A queue has no further match for now: check soon whether the topic has any."""
-        if topic not in self._looks and self.filtered.is_unmatched(topic):
-            loop = asyncio.get_running_loop()
-            self._looks[topic] = loop.call_later(_MOMENT, self._look_for_matches, topic)
-
-    def _look_for_matches(self, topic: str) -> None:
-        del self._looks[topic]
-        if self.filtered.is_unmatched(topic) and all(
-            # A queue that was never answered is empty: its pull is being held.
-            owned.max_offset is None or owned.next_offset >= owned.max_offset
+    def at_end(self, wanted: Subscription) -> None:
+        """A queue has no further match for now: check whether its topic has any."""
+        if all(
+            owned.max_offset is not None and owned.next_offset >= owned.max_offset
             for owned in self._pulls
-            if owned.queue.topic == topic
+            if owned.queue.topic == wanted.topic
         ):
-            self.filtered.warn(topic)
+            self.filtered.all_read(wanted)
 
     def correct(self, owned: OwnedQueue, *, is_reset: bool = False, has_lost: bool = False) -> None:
         """Commit the offset of a queue that was dropped, and begin the queue again.
@@ -880,7 +848,7 @@ class QueuePull:
             self._subscription, wanted, max(0, pulled.next_offset - pulled.offset - wanted)
         )
         if not wanted and pulled.next_offset >= pulled.max_offset:
-            self._puller.at_end(self._subscription.topic)
+            self._puller.at_end(self._subscription)
 
     def note_found(self) -> None:
         """Count the messages that were found, once their handlers have them."""
@@ -1047,7 +1015,7 @@ class Receiver(Protocol):
 
 
 class Accepting(Protocol):
-    """The consumption that a receiver feeds."""
+    """Consumption as a receiver sees it."""
 
     def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
         """Consume these messages. Never blocks."""
@@ -1133,9 +1101,8 @@ class SharedRequests:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: dict[Address, list[QueuePull]] = {}
-        #: When each route was last read, and when the last heartbeat was sent.
-        self._refreshed: dict[str, float] = {}
-        self._beaten: float | None = None
+        #: When each route was last read and, under None, when the last heartbeat was sent.
+        self._requested: dict[str | None, float] = {}
 
     def wait_for(self, address: Address, pull: QueuePull) -> None:
         """Step the pull when there is a connection, or report the failure to it."""
@@ -1162,10 +1129,7 @@ class SharedRequests:
 
     def refresh_route(self, topic: str) -> None:
         """Read a route, unless that was done just before."""
-        now = self._engine.clock.monotonic()
-        asked = self._refreshed.get(topic)
-        if self._engine.is_running and (asked is None or now - asked >= SPACING):
-            self._refreshed[topic] = now
+        if self._is_due(topic):
             self._engine.spawn(self._refresh(topic), f"refresh the route of {topic} for pulls")
 
     async def _refresh(self, topic: str) -> None:
@@ -1176,11 +1140,15 @@ class SharedRequests:
 
     def heartbeat(self) -> None:
         """Send a heartbeat, unless that was done just before: a broker does not know us."""
-        now = self._engine.clock.monotonic()
-        beaten = self._beaten
-        if self._engine.is_running and (beaten is None or now - beaten >= SPACING):
-            self._beaten = now
+        if self._is_due(None):
             self._engine.spawn(self._engine.heartbeat(), "heartbeat for pulls")
+
+    def _is_due(self, what: str | None) -> bool:
+        now = self._engine.clock.monotonic()
+        if not self._engine.is_running or now - self._requested.get(what, -SPACING) < SPACING:
+            return False
+        self._requested[what] = now
+        return True
 
 
 # ---- refusals
@@ -1447,207 +1415,4 @@ def log_delay(group: str, queue: Queue, reason: PullDelay, count: int, detail: o
         detail,
         count,
         extra={"group": group, "queue": str(queue)},
-    )
-
-
-# ---- subscriptions
-#
-# Brokers keep the newest version of a group's subscription and refuse pulls of a version that they
-# do not know yet. A version is the time of the change in milliseconds, and always above the one
-# before, also when the clock is set back.
-
-
-_EVERYTHING = TagFilter(matches_all=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """A topic and the messages of it to consume. Made by `by_tags` and `by_sql`."""
-
-    topic: str
-    #: As it is sent: tags separated by `||`, `*` for everything, or a SQL92 condition.
-    expression: str = ALL
-    type: str = TAG
-    #: When it was made, in milliseconds.
-    version: int = 0
-    tags: TagFilter = field(default=_EVERYTHING, compare=False, repr=False)
-
-    @classmethod
-    def by_tags(cls, topic: str, tags: str | None = ALL, *, version: int = 0) -> Subscription:
-        """By tags: `paid || refunded`; `*`, nothing and None mean every message.
-
-        Raises `InvalidFilter` when the text names no tag, `SettingError` for a bad topic.
-        """
-        if tags is not None and not isinstance(tags, str):
-            raise SettingError(f"tags must be a text such as 'paid || refunded', got {tags!r}")
-        found = parse_tags(tags)
-        expression = ALL if found.matches_all else str(tags)
-        return cls(check_topic(topic), expression, TAG, version, found)
-
-    @classmethod
-    def by_sql(cls, topic: str, condition: str, *, version: int = 0) -> Subscription:
-        """By a condition on properties, such as `amount > 100 AND region = 'eu'`.
-
-        It is checked here when the parser is installed (`InvalidFilter` shows the error), and by a
-        broker in any case: see `check_subscriptions`.
-        """
-        given: object = condition
-        if not isinstance(given, str) or not given.strip():
-            raise SettingError(f"a SQL92 condition must be a text that is not empty, got {given!r}")
-        # The parser is an extra; the broker that evaluates the condition has it.
-        with suppress(UnknownFilterType):
-            compile_filter(condition, SQL92)
-        return cls(check_topic(topic), condition, SQL92, version)
-
-    @property
-    def is_by_tags(self) -> bool:
-        return self.type == TAG
-
-    def is_same_filter(self, other: Subscription) -> bool:
-        """Whether both select the same messages, regardless of their versions."""
-        return (self.type, self.expression) == (other.type, other.expression)
-
-    def accepted(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        """The messages that match. Brokers compare hashes of tags, which can collide."""
-        if self.tags.matches_all:
-            return messages
-        wanted = self.tags.tags
-        return [each for each in messages if each.stored.get_property(TAGS) in wanted]
-
-    def to_data(self) -> SubscriptionData:
-        """What heartbeats carry, as Java clients write it."""
-        return SubscriptionData(
-            topic=self.topic,
-            sub_string=self.expression,
-            expression_type=self.type,
-            sub_version=self.version,
-            tags_set=tuple(sorted(self.tags.tags)),
-            code_set=self.tags.codes,
-        )
-
-
-class Subscriptions:
-    """The subscriptions of one consumer, one per topic. Belongs to the event loop."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        """`now` returns the time in seconds since the epoch."""
-        self._now = now
-        self._by_topic: dict[str, Subscription] = {}
-        self._last_version = 0
-
-    def __len__(self) -> int:
-        return len(self._by_topic)
-
-    def __iter__(self) -> Iterator[Subscription]:
-        return iter(self._by_topic.values())
-
-    def __contains__(self, topic: object) -> bool:
-        return topic in self._by_topic
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        return tuple(self._by_topic)
-
-    def get(self, topic: str) -> Subscription | None:
-        return self._by_topic.get(topic)
-
-    def put(self, subscription: Subscription) -> Subscription:
-        """Subscribe, or replace the subscription of the topic. Returns it with its version."""
-        said = replace(subscription, version=self._next_version())
-        self._by_topic[said.topic] = said
-        return said
-
-    def remove(self, topic: str) -> bool:
-        """Unsubscribe; False when there was no such subscription."""
-        return self._by_topic.pop(topic, None) is not None
-
-    def to_data(self) -> tuple[SubscriptionData, ...]:
-        """What heartbeats carry."""
-        return tuple(each.to_data() for each in self._by_topic.values())
-
-    def _next_version(self) -> int:
-        self._last_version = max(milliseconds(self._now()), self._last_version + 1)
-        return self._last_version
-
-
-# ---- checks of subscriptions
-
-
-#: Seconds before a busy broker is asked again; doubled each time.
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 1.0
-
-
-class SubscriptionRefused(NotSupported):
-    """A broker cannot serve a subscription: it does not parse it, or has no such filter."""
-
-    def __init__(self, topic: str, expression: str, reason: str) -> None:
-        self.topic = topic
-        self.expression = expression
-        self.reason = reason
-        super().__init__(f"the broker refuses {expression!r} for topic {topic!r}: {reason}")
-
-
-async def check_subscriptions(
-    engine: Engine, group: str, subscriptions: Iterable[Subscription]
-) -> None:
-    """Have a broker of each topic check subscriptions by SQL92. Raises `SubscriptionRefused`.
-
-    A topic without a broker is checked with its first pull. So is one whose broker is busy for
-    longer than `request_timeout`.
-    """
-    for subscription in tuple(subscriptions):
-        if not subscription.is_by_tags:
-            await _check(engine, group, subscription)
-
-
-async def _check(engine: Engine, group: str, subscription: Subscription) -> None:
-    body = CheckClientRequest(
-        client_id=engine.client_id, group=group, subscription_data=subscription.to_data()
-    )
-    try:
-        await _ask(engine, subscription.topic, encode_body(body))
-    except NoRoute as error:
-        _was_not_checked(group, subscription.topic, error)
-    except BrokerRefused as refused:
-        if refused.code == ResponseCode.SYSTEM_BUSY:
-            _was_not_checked(group, subscription.topic, refused)
-            return
-        if refused.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            log.info(
-                "the broker of %s is too old to check the subscription of group %s",
-                subscription.topic,
-                group,
-                extra={"group": group, "topic": subscription.topic},
-            )
-            return
-        reason = refused.remark or refused.name
-        raise SubscriptionRefused(subscription.topic, subscription.expression, reason) from refused
-
-
-async def _ask(engine: Engine, topic: str, body: bytes) -> None:
-    """Ask a broker of a topic until it is not busy, at most for `request_timeout`."""
-    until = engine.clock.monotonic() + engine.settings.request_timeout
-    pause = _FIRST_PAUSE
-    while True:
-        where = await engine.routes.broker_of(topic)
-        try:
-            await engine.ask(where, RequestCode.CHECK_CLIENT_CONFIG, body=body)
-        except BrokerRefused as refused:
-            is_busy = refused.code == ResponseCode.SYSTEM_BUSY
-            if not is_busy or engine.clock.monotonic() + pause > until:
-                raise
-        else:
-            return
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _was_not_checked(group: str, topic: str, why: ClientError) -> None:
-    log.warning(
-        "the subscription of group %s to %s was not checked: %s",
-        group,
-        topic,
-        why,
-        extra={"group": group, "topic": topic},
     )

@@ -287,8 +287,8 @@ class BrokerRequests:
         result = ConsumeDirectlyResult(
             consume_result=_result(call.outcome),
             order=self._consumer.is_ordered,
-            auto_commit=call.outcome is None or call.outcome.auto_commit is not False,
-            remark=call.outcome.failure.reason if call.outcome and call.outcome.failure else None,
+            auto_commit=call.outcome.auto_commit is not False,
+            remark=call.outcome.failure.reason if call.outcome.failure else None,
             spent_time_mills=round((call.ended - call.began) * 1000),
         )
         return request.answer(ResponseCode.SUCCESS, body=encode_body(result))
@@ -302,10 +302,7 @@ _RESULTS: Mapping[Verdict, ConsumeResult] = {
 }
 
 
-def _result(outcome: Outcome | None) -> ConsumeResult:
-    if outcome is None:
-        # Cancelled before it came to anything: the consumer is stopping.
-        return ConsumeResult.CR_LATER
+def _result(outcome: Outcome) -> ConsumeResult:
     if outcome.failure is not None:
         if outcome.failure.error is not None:
             return ConsumeResult.CR_THROW_EXCEPTION

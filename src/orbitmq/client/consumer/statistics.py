@@ -24,8 +24,9 @@ from orbitmq.wire.bodies import ConsumeStatus, ConsumeType
 from orbitmq.wire.codes import OUR_VERSION, release_of
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.pull import PullDelay, Subscriptions
+    from orbitmq.client.consumer.pull import PullDelay
     from orbitmq.client.consumer.settings import ConsumeSettings, FlowSettings, PullSettings
+    from orbitmq.client.consumer.subscriptions import Subscriptions
     from orbitmq.client.routes import Queue
     from orbitmq.wire.bodies import ConsumeFromWhere, ConsumerRunningInfo, MessageModel
 

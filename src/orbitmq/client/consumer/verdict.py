@@ -134,9 +134,6 @@ class Outcome:
     #: `hold` seconds, without spending an attempt.
     held: Sequence[ReceivedMessage] = ()
     hold: float = 0.0
-    #: Failed messages that middleware delays, independent of the handler's result for the others.
-    put_off: Sequence[ReceivedMessage] = ()
-    put_off_failure: Failure | None = None
     #: The pause of the queue that an ordered listener asks for.
     suspend: float | None = None
     #: Whether successful messages are committed. None: not decided by a listener; the call joins
@@ -176,17 +173,6 @@ class Outcome:
             return self.failed
         held = {id(message) for message in self.held}
         return [message for message in self.failed if id(message) not in held]
-
-    @property
-    def failures(self) -> Sequence[tuple[Sequence[ReceivedMessage], Failure]]:
-        """The tried messages, grouped by what happens to them."""
-        failure, tried = self.failure or Failure(), self.tried
-        if self.put_off_failure is None:
-            return [(tried, failure)] if tried else []
-        put_off = {id(message) for message in self.put_off}
-        handled = [message for message in tried if id(message) not in put_off]
-        both = ((handled, failure), (self.put_off, self.put_off_failure))
-        return [(messages, each) for messages, each in both if messages]
 
 
 #: The outcome of nearly every call.

@@ -25,6 +25,7 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 import msgspec
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import Binding
     from orbitmq.client.consumer.window import OwnedQueue
     from orbitmq.client.message import ReceivedMessage
-    from orbitmq.client.routes import Queue
 
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,6 @@ SETTLE_PAUSE: Final = 0.001
 #: The part of a stop's time that is left for cancelled coroutines: a share, at most in seconds.
 _UNWINDING_SHARE: Final = 0.1
 _UNWINDING: Final = 1.0
-#: How long after a shortage of threads the missing ones are tried again.
-TRY_AGAIN: Final = 5.0
 #: How long a task may run handlers that never wait before the loop gets a turn.
 ON_END: Final = 0.005
 
@@ -104,7 +102,7 @@ class ThreadWorkers:
         self._name = name
         self._finished = finished
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        #: Run a job; called on the loop. Normally the queue's own method: all messages pass here.
+        #: Run a job; called on the loop. The queue's own method: all messages pass here.
         self.submit: Callable[[Job], None] = self._jobs.put
         self._done: list[Job] = []
         self._is_settling = False
@@ -113,8 +111,6 @@ class ThreadWorkers:
         self._ends: list[None] = []
         self._threads: set[threading.Thread] = set()
         self._size = 0
-        self._wanted = 0
-        self._try_again_at = 0.0
         self._numbers = 0
         self._all_ended: asyncio.Event = asyncio.Event()
         self._is_stopping = False
@@ -126,8 +122,6 @@ class ThreadWorkers:
 
     def resize(self, size: int) -> None:
         """Raises `RuntimeError` when not even one thread can be started."""
-        self._wanted = size
-        self.submit = self._jobs.put
         for _ in range(self._size, size):
             if self._may_end():
                 # A thread that was to end continues instead.
@@ -138,10 +132,8 @@ class ThreadWorkers:
             except RuntimeError as error:
                 if not self._size:
                     raise
-                # Fewer threads do the work until the others can be started.
+                # Fewer threads do the work until the next change of the size.
                 log.warning("%s has %d threads, not %d: %s", self._name, self._size, size, error)
-                self._try_again_at = self._loop.time() + TRY_AGAIN
-                self.submit = self._submit_short_of_threads
                 return
             self._size += 1
         for _ in range(size, self._size):
@@ -149,11 +141,6 @@ class ThreadWorkers:
             # Wakes an idle thread; a busy one ends after its job.
             self._jobs.put(None)
         self._size = size
-
-    def _submit_short_of_threads(self, job: Job) -> None:
-        self._jobs.put(job)
-        if self._loop.time() >= self._try_again_at and not self._is_stopping:
-            self.resize(self._wanted)
 
     def _start_thread(self) -> None:
         """Raises `RuntimeError` when the system has no thread left."""
@@ -486,7 +473,7 @@ class WorkerPool:
         """How many calls run at the same time; fewer than set while threads are short."""
         return self._size if self._threads is None else min(self._size, self._threads.size)
 
-    def submit(self, job: Run | DirectCall) -> None:
+    def submit(self, job: Run) -> None:
         """Run calls."""
         self.workers_for(job.is_async).submit(job)
 
@@ -689,52 +676,25 @@ class Run:
         return owned.lock is None or owned.lock.is_held(now)
 
 
+@dataclass(frozen=True, slots=True)
 class DirectCall:
     """A call that an administrator asked for. Its outcome has no effect on the queue."""
 
-    __slots__ = ("_monotonic", "began", "binding", "done", "ended", "message", "outcome", "queue")
+    outcome: Outcome
+    began: float
+    ended: float
 
-    def __init__(
-        self,
-        binding: Binding,
-        queue: Queue,
-        message: ReceivedMessage,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self.binding = binding
-        self.queue = queue
-        self.message = message
-        self._monotonic = monotonic
-        self.began = 0.0
-        self.ended = 0.0
-        self.outcome: Outcome | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @property
-    def is_async(self) -> bool:
-        return self.binding.is_async
-
-    def run_in(self, context: Context) -> bool:
-        context.run(self.run)
-        return True
-
-    def run(self) -> None:
-        """Run the call in this thread."""
-        self.began = self._monotonic()
-        self.outcome = self.binding.call(self.queue, [self.message])
-        self.ended = self._monotonic()
-
-    async def run_async(self) -> None:
-        self.began = self._monotonic()
-        try:
-            self.outcome = await self.binding.call_async(self.queue, [self.message])
-        finally:
-            self.ended = self._monotonic()
-
-    def settle(self) -> None:
-        """Wake the task that waits."""
-        if not self.done.done():
-            self.done.set_result(None)
+async def call_directly(
+    binding: Binding, message: ReceivedMessage, monotonic: Callable[[], float]
+) -> DirectCall:
+    """Call a handler once, outside of the workers."""
+    began = monotonic()
+    if binding.is_async:
+        outcome = await binding.call_async(message.queue, [message])
+    else:
+        outcome = await asyncio.to_thread(binding.call, message.queue, [message])
+    return DirectCall(outcome, began, monotonic())
 
 
 def _is_good(outcome: Outcome) -> bool:

@@ -26,7 +26,8 @@ from orbitmq.message.record import BATCH_MASK, MIN_RECORD_SIZE, RecordInvalid
 from orbitmq.message.stored import decode_messages, without_inner_batches
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.pull import Pulled, Subscription
+    from orbitmq.client.consumer.pull import Pulled
+    from orbitmq.client.consumer.subscriptions import Subscription
     from orbitmq.client.consumer.window import OwnedQueue
     from orbitmq.client.pullconsumer.consumer import PollSettings
     from orbitmq.wire.frame import Bytes

@@ -26,9 +26,9 @@ from typing import (
 )
 
 from orbitmq.client.consumer.progress import Beginning, consume_from
-from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.consumer.strategies import Strategy, strategy_named
+from orbitmq.client.consumer.subscriptions import Subscription
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage

@@ -24,14 +24,9 @@ from orbitmq.client.consumer.progress import (
     first_offset,
     offset_at,
 )
-from orbitmq.client.consumer.pull import (
-    Puller,
-    Subscription,
-    Subscriptions,
-    check_subscriptions,
-    is_access_denied,
-)
+from orbitmq.client.consumer.pull import Puller, is_access_denied
 from orbitmq.client.consumer.rebalance import Rebalancer
+from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions, check_subscriptions
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import QueueNotAssigned

@@ -21,7 +21,7 @@ from orbitmq.client.consumer.progress import (
     message_at,
     offset_at,
 )
-from orbitmq.client.consumer.pull import Subscription, Subscriptions
+from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
 from orbitmq.client.engine import NOT_MINE, Engine, MemberHandler, NotMine
 from orbitmq.client.loopthread import Life, LoopThread
 from orbitmq.client.ranges.connections import RangeAccess, RangeFilter

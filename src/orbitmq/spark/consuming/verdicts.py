@@ -152,8 +152,8 @@ def _failures(
     failures: dict[int, Failure] = {}
     for some, outcome in zip(calls, outcomes, strict=True):
         outcome = _without_order(outcome, some)
-        for messages, failure in outcome.failures:
-            failures.update((id(message), failure) for message in messages)
+        failure = outcome.failure or Failure()
+        failures.update((id(message), failure) for message in outcome.tried)
         for message in outcome.held:
             failures[id(message)] = outcome.held_failure
     return failures

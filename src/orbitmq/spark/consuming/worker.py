@@ -28,8 +28,8 @@ from orbitmq.client.consumer.dispatch import (
 )
 from orbitmq.client.consumer.locks import QueueLock, QueueLocks
 from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.statistics import Statistics
+from orbitmq.client.consumer.subscriptions import Subscription
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
