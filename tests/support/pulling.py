@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
+from orbitmq.client.consumer.dispatch import WindowReceiver
 from orbitmq.client.consumer.progress import BrokerProgress, MemoryProgress, TrackedProgress
-from orbitmq.client.consumer.pull import Puller, WindowReceiver
+from orbitmq.client.consumer.pull import Puller
 from orbitmq.client.consumer.settings import FlowSettings, PullSettings
 from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
 from orbitmq.client.consumer.window import HeldLock, OwnedQueue

@@ -17,10 +17,11 @@ from typing import Any, Self
 import msgspec
 
 from orbitmq.broker.broker import Broker
+from orbitmq.client.consumer.dispatch import WindowReceiver
 from orbitmq.client.consumer.locks import LockSettings, QueueLocks
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
 from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, ProgressStore
-from orbitmq.client.consumer.pull import Puller, WindowReceiver
+from orbitmq.client.consumer.pull import Puller
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import Averagely, Strategy, share

@@ -309,10 +309,6 @@ def _positive(name: str, value: Duration) -> float:
 # process a store belongs; in a fork of that it raises `UsedAfterFork`.
 
 
-#: SQLite's names for a database that is in memory, or gone when it is closed; for tests.
-_NO_FILES: Final = (":memory:", "")
-
-
 class Claim(enum.Enum):
     """The answer to a request to work on a key."""
 
@@ -357,7 +353,10 @@ class SeenInMemory:
         return len(self._seen)
 
     def __reduce__(self) -> NoReturn:
-        raise _of_one_process(type(self).__name__)
+        raise WrongUse(
+            "SeenInMemory is the memory of one process and cannot be sent to another one; for "
+            "several processes, give Idempotence a SeenInSqlite with the path of a file"
+        )
 
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
         self._check_process.begin()
@@ -400,7 +399,7 @@ class SeenInSqlite:
     def __init__(self, path: Path | str, *, timeout: Duration = 10.0, sweep: int = 1000) -> None:
         """`timeout`: how long to wait for another process; every `sweep` marks old ones go."""
         # Absolute: a process that it is sent to may be in another folder.
-        self._path = path if str(path) in _NO_FILES else Path(path).absolute()
+        self._path = Path(path).absolute()
         self._lock = threading.Lock()
         self._timeout = seconds(timeout, "SeenInSqlite.timeout")
         self._sweep = sweep
@@ -421,10 +420,7 @@ class SeenInSqlite:
             ") WITHOUT ROWID"
         )
         connection.execute("CREATE INDEX IF NOT EXISTS seen_until ON seen (until)")
-        if self._is_file:
-            connection.close()
-        else:
-            self._connection = connection
+        connection.close()
 
     def _connect(self) -> sqlite3.Connection:
         self._owner = uuid.uuid4().hex
@@ -443,14 +439,8 @@ class SeenInSqlite:
             self._connection = self._connect()
         return self._connection
 
-    @property
-    def _is_file(self) -> bool:
-        return str(self._path) not in _NO_FILES
-
     def __reduce__(self) -> tuple[Callable[[], SeenInSqlite], tuple[()]]:
         """The same file, opened by the process that this is sent to."""
-        if not self._is_file:
-            raise _of_one_process(f"{type(self).__name__}({str(self._path)!r})")
         return functools.partial(
             type(self), self._path, timeout=self._timeout, sweep=self._sweep
         ), ()
@@ -506,10 +496,3 @@ class SeenInSqlite:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-def _of_one_process(store: str) -> WrongUse:
-    return WrongUse(
-        f"{store} is the memory of one process and cannot be sent to another one; for several "
-        "processes, give Idempotence a SeenInSqlite with the path of a file"
-    )

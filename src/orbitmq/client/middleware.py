@@ -181,7 +181,7 @@ def around(middleware: object, *, is_async: bool) -> Around:
     if hooks:
         if not is_async:
             _refuse_async(middleware, [getattr(middleware, name) for name in hooks])
-        kind = _AsyncHooks if is_async else _Hooks
+        kind = _AsyncHooks if is_async else _SyncHooks
         return lambda delivery: kind(middleware, delivery)
     if inspect.isclass(middleware) or not callable(middleware):
         raise SettingError(
@@ -200,68 +200,54 @@ def _refuse_async(middleware: object, functions: Sequence[Callable[..., object]]
 
 
 class _Hooks:
-    """The hooks of an object as a context manager."""
+    """The hooks of an object."""
 
     __slots__ = ("_delivery", "_middleware")
 
     def __init__(self, middleware: Any, delivery: Delivery) -> None:
         self._middleware = middleware
         self._delivery = delivery
+
+    def _call(self, name: str, *details: object) -> object:
+        hook = getattr(self._middleware, name, None)
+        return None if hook is None else hook(self._delivery, *details)
+
+    def _leave(self, error: BaseException | None) -> object:
+        if error is not None or self._delivery.outcome.has_failed:
+            return self._call("on_failure", error)
+        return self._call("after")
+
+
+class _SyncHooks(_Hooks):
+    """As a context manager."""
 
     def __enter__(self) -> None:
-        self._hook("before")
+        _refuse_awaitable(self._call("before"), self._middleware)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None or self._delivery.outcome.has_failed:
-            self._hook("on_failure", error)
-        else:
-            self._hook("after")
-
-    def _hook(self, name: str, *details: object) -> None:
-        hook = getattr(self._middleware, name, None)
-        if hook is None:
-            return
-        result = hook(self._delivery, *details)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise WrongUse(f"{name} of {self._middleware!r} needs an `async def` handler")
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        _refuse_awaitable(self._leave(error), self._middleware)
 
 
-class _AsyncHooks:
-    """The hooks of an object, `def` or `async def`, as an asynchronous context manager."""
-
-    __slots__ = ("_delivery", "_middleware")
-
-    def __init__(self, middleware: Any, delivery: Delivery) -> None:
-        self._middleware = middleware
-        self._delivery = delivery
+class _AsyncHooks(_Hooks):
+    """`def` or `async def` hooks as an asynchronous context manager."""
 
     async def __aenter__(self) -> None:
-        await self._hook("before")
+        await _finished(self._call("before"))
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None or self._delivery.outcome.has_failed:
-            await self._hook("on_failure", error)
-        else:
-            await self._hook("after")
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        await _finished(self._leave(error))
 
-    async def _hook(self, name: str, *details: object) -> None:
-        hook = getattr(self._middleware, name, None)
-        if hook is not None:
-            result = hook(self._delivery, *details)
-            if isinstance(result, Awaitable):
-                await result
+
+def _refuse_awaitable(result: object, what: object) -> None:
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise WrongUse(f"{what!r} needs an `async def` handler")
+
+
+async def _finished(result: object) -> None:
+    if isinstance(result, Awaitable):
+        await result
 
 
 class LogDeliveries:
@@ -648,11 +634,7 @@ def _end(delivery: Delivery) -> None:
     """Call the `at_end` functions. Their errors are logged and do not change the outcome."""
     for ending in reversed(delivery.endings):
         try:
-            result = ending(delivery)
-            if inspect.isawaitable(result):
-                if inspect.iscoroutine(result):
-                    result.close()
-                raise WrongUse(f"{ending!r} needs an `async def` handler")  # noqa: TRY301
+            _refuse_awaitable(ending(delivery), ending)
         except BaseException as error:  # noqa: BLE001  # as those of handlers
             _log_ending(delivery, error)
 
@@ -660,9 +642,7 @@ def _end(delivery: Delivery) -> None:
 async def _end_async(delivery: Delivery) -> None:
     for ending in reversed(delivery.endings):
         try:
-            result = ending(delivery)
-            if isinstance(result, Awaitable):
-                await result
+            await _finished(ending(delivery))
         except NOT_FOR_HANDLERS:
             raise
         except BaseException as error:  # noqa: BLE001  # as those of handlers

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import pickle
+import tempfile
 import threading
 import time as clocks
 from collections.abc import Callable, Iterator, Sequence
@@ -570,11 +571,15 @@ class SeenMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.now = 0.0
         self.model: dict[str, tuple[str, float]] = {}
-        self.stores: list[SeenStore] = [SeenInMemory(), SeenInSqlite(":memory:", sweep=3)]
+        self.folder = tempfile.TemporaryDirectory()
+        file = SeenInSqlite(Path(self.folder.name) / "seen.db", sweep=3)
+        self.stores: list[SeenStore] = [SeenInMemory(), file]
 
     def teardown(self) -> None:
         for store in getattr(self, "stores", ()):
             store.close()
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
 
     @rule(key=keys, lease=st.floats(1, 20))
     def claim(self, key: str, lease: float) -> None:

@@ -32,6 +32,7 @@ from orbitmq.client.consumer.dispatch import (
     ConcurrentConsumption,
     OrderlyConsumption,
     Parts,
+    WindowReceiver,
 )
 from orbitmq.client.consumer.handlers import Binding, bind_handler, bind_listener
 from orbitmq.client.consumer.handover import Draining, QueueSource
@@ -47,10 +48,10 @@ from orbitmq.client.consumer.progress import (
 from orbitmq.client.consumer.progress import (
     consume_from as beginning,
 )
-from orbitmq.client.consumer.pull import Puller, Refusals, WindowReceiver
+from orbitmq.client.consumer.pull import Puller, Refusals
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.resets import BrokerRequests
-from orbitmq.client.consumer.sendback import SendBack
+from orbitmq.client.consumer.sendback import LazyProducer, SendBack
 from orbitmq.client.consumer.settings import (
     ConsumeSettings,
     FlowSettings,
@@ -69,7 +70,6 @@ from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions, c
 from orbitmq.client.consumer.workers import DirectCall, call_directly
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import Life, LoopThread
-from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.client.signals import GracefulExit, Latch, stop_requested, unless
 from orbitmq.errors import NotRunning, SettingError, WrongUse
@@ -745,10 +745,6 @@ class GroupMember(ABC):
         )
 
 
-#: The producer of messages that no broker takes back, named as in Apache's clients.
-_INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
-
-
 class ConsumerCore(GroupMember):
     """One member of a consumer group, with all its parts. On its engine's loop; started once.
 
@@ -771,7 +767,7 @@ class ConsumerCore(GroupMember):
         own = options.progress
         self._kept = self._default_progress() if own is None else own
         self.progress: ProgressStore = self._kept if own is None else guarded(own)
-        self._producer = _InnerProducer(engine)
+        self._producer = LazyProducer(engine)
         self.consumption = self._consumption()
         self.puller = Puller(
             engine,
@@ -937,32 +933,6 @@ class ConsumerCore(GroupMember):
         self.rebalancer.lock_lapsed(owned)
         if self.locks is not None:
             self.engine.spawn(self.locks.renew(), f"look at locks of {self.group}")
-
-
-class _InnerProducer:
-    """A producer that is started at its first use."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._producer: AsyncProducer | None = None
-
-    async def forward(
-        self,
-        topic: str,
-        body: bytes,
-        properties: Mapping[str, str],
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-    ) -> object:
-        if self._producer is None:
-            self._producer = AsyncProducer.on(self._engine, _INNER_PRODUCER)
-            await self._producer.start()
-        return await self._producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
-
-    async def stop(self) -> None:
-        if self._producer is not None:
-            await self._producer.stop()
 
 
 class MessageHandling(QueueSource, Draining, Protocol):

@@ -14,10 +14,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
+from orbitmq.client.consumer.pull import decode_pulled
 from orbitmq.client.consumer.sendback import DEFAULT_RETRIES, FIRST_LEVEL
+from orbitmq.client.consumer.settings import FlowSettings
 from orbitmq.client.consumer.verdict import (
     DEAD,
     DELAY_LEVELS,
@@ -30,13 +32,16 @@ from orbitmq.client.consumer.verdict import (
     reason_of,
 )
 from orbitmq.client.consumer.workers import Call, Run, WorkerPool
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.message.properties import RETRY_TOPIC
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.pull import Pulled
     from orbitmq.client.consumer.sendback import SendBack
-    from orbitmq.client.consumer.settings import ConsumeSettings
+    from orbitmq.client.consumer.settings import ConsumeSettings, FlowReason
     from orbitmq.client.consumer.statistics import Statistics
+    from orbitmq.client.consumer.subscriptions import Subscription
     from orbitmq.client.consumer.window import OwnedQueue
     from orbitmq.client.engine import Engine, Periodic
     from orbitmq.client.message import ReceivedMessage
@@ -279,6 +284,74 @@ def _ignore(_: OwnedQueue) -> None:
 
 def _refuse_stranger(message: ReceivedMessage) -> None:
     raise Retry(f"this consumer has no handler for topic {message.topic}")
+
+
+# ---- pulled messages
+
+
+class Accepting(Protocol):
+    """Consumption as a receiver sees it."""
+
+    def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
+        """Consume these messages. Never blocks."""
+
+
+class WindowReceiver:
+    """The receiver of a push consumer: decodes, filters by tag, and passes new messages on."""
+
+    def __init__(
+        self,
+        progress: ProgressStore,
+        consumption: Accepting,
+        *,
+        flow: FlowSettings | None = None,
+        is_orderly: bool = False,
+        group: str | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        self._progress = progress
+        self._consumption = consumption
+        self._flow = flow or FlowSettings()
+        self._is_orderly = is_orderly
+        self._group = group
+        self._namespace = namespace
+        self._limits = self._flow.limits(1, is_orderly=is_orderly)
+
+    def queues_changed(self, count: int) -> None:
+        self._limits = self._flow.limits(count, is_orderly=self._is_orderly)
+
+    def held_back(self, owned: OwnedQueue) -> FlowReason | None:
+        return self._limits.exceeded_by(owned.window)
+
+    def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
+        queue, group, namespace = owned.queue, self._group, self._namespace
+        stored = decode_pulled(pulled)
+        found = [ReceivedMessage(each, queue, group, None, namespace) for each in stored]
+        wanted = subscription.accepted(found)
+        window = owned.window
+        new = window.add(wanted, pulled.next_offset)
+        if new:
+            try:
+                self._consumption.accept(owned, new)
+            except BaseException:
+                window.withdraw(new)
+                raise
+        elif not len(window):
+            self._all_done(owned)
+        return len(wanted)
+
+    def passed(self, owned: OwnedQueue, next_offset: int) -> None:
+        owned.window.skip_to(next_offset)
+        if not len(owned.window):
+            self._all_done(owned)
+
+    def moved(self, owned: OwnedQueue, pulled: Pulled) -> None:
+        """Not called: a push consumer drops the queue and begins it again."""
+
+    def _all_done(self, owned: OwnedQueue) -> None:
+        done = owned.window.commit_offset
+        if done is not None:
+            self._progress.update(owned.queue, done)
 
 
 # ---- concurrent consumption

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias
 
 import msgspec
 
-from orbitmq.client.consumer.settings import FlowReason, FlowSettings, PullSettings
+from orbitmq.client.consumer.settings import FlowReason, PullSettings
+from orbitmq.client.consumer.subscriptions import UnmatchedFilters
 from orbitmq.client.errors import BrokerUnavailable, GroupRefused, refused_by
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import MASTER
 from orbitmq.errors import (
     AccessDenied,
@@ -31,7 +31,7 @@ from orbitmq.errors import (
     OrbitError,
 )
 from orbitmq.filter.tags import ALL
-from orbitmq.logonce import LogAtIntervals, LogOncePerOutage
+from orbitmq.logonce import LogAtIntervals
 from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.remoting.settings import RemotingError
@@ -62,59 +62,6 @@ log = logging.getLogger(__name__)
 _UNSETTLED_HOLD = 3.0
 #: The hold of a pull to a broker that was unreachable: its answer shows that it is back.
 _RETURN_HOLD = 0.1
-
-
-class UnmatchedFilters:
-    """Finds subscriptions that have matched no message so far, which may be a typing error."""
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-        #: By topic: the subscription and how many messages were filtered out; None after a match.
-        self._passed: dict[str, tuple[Subscription, int | None]] = {}
-        self._outages = LogOncePerOutage(log)
-
-    def note(self, wanted: Subscription, matched: int, passed: int) -> None:
-        """Count the result of a pull."""
-        topic = wanted.topic
-        known, before = self._passed.get(topic, (wanted, 0))
-        if not known.is_same_filter(wanted):
-            before = 0
-            self._outages.forget(topic)
-        if matched:
-            self._outages.recovered(topic)
-        self._passed[topic] = (wanted, None if matched or before is None else before + passed)
-
-    def is_settled(self, wanted: Subscription) -> bool:
-        """Whether a message has matched, or the lack of matches was logged."""
-        known, passed = self._passed.get(wanted.topic, (wanted, 0))
-        is_known = passed is None or self._outages.is_failing(wanted.topic)
-        return is_known and known.is_same_filter(wanted)
-
-    def all_read(self, wanted: Subscription) -> None:
-        """All queues of a topic were read to their ends: log once if nothing has matched."""
-        passed = self._passed.get(wanted.topic, (wanted, None))[1]
-        if not passed or self._outages.is_failing(wanted.topic):
-            return
-        self._outages.failed(
-            wanted.topic,
-            "group %s gets nothing of %s so far: of %d messages none has matched the %s %r; check "
-            "how they are written, or wait for such messages",
-            self._group,
-            wanted.topic,
-            passed,
-            "tags" if wanted.is_by_tags else "condition",
-            wanted.expression,
-        )
-
-    def forget(self, topic: str) -> None:
-        """A queue is read from elsewhere, or no queue is left: count from the beginning."""
-        if self._passed.get(topic, (None, None))[1]:
-            del self._passed[topic]
-            self._outages.forget(topic)
-
-    def current(self) -> tuple[str, ...]:
-        """The unmatched subscriptions, a sentence each."""
-        return self._outages.current()
 
 
 class Puller:
@@ -255,10 +202,6 @@ class Puller:
     def queues(self) -> tuple[OwnedQueue, ...]:
         """The queues that are pulled."""
         return tuple(self._pulls)
-
-    def owned(self, queue: Queue) -> OwnedQueue | None:
-        """The owned queue, if it is pulled."""
-        return next((owned for owned in self._pulls if owned.queue == queue), None)
 
     def note_found(self) -> None:
         """Count the messages of pulls whose handlers have not taken them yet."""
@@ -531,10 +474,6 @@ _STATUSES: Mapping[int, PullStatus] = {int(status.value): status for status in P
 _RESET = "OFFSET_RESET"
 
 
-class AnswerUnusable(ClientError):
-    """The answer to a pull is invalid or of a kind that this client does not support."""
-
-
 class Pulled(msgspec.Struct, eq=False, gc=False):
     """The answer to a pull that was served."""
 
@@ -566,14 +505,14 @@ def forbidden_type(answer: Command) -> ForbiddenType | None:
 def read_pulled(answer: Command, offset: int) -> Pulled | None:
     """The parsed answer; None when the broker refused.
 
-    Raises `HeaderError` or `AnswerUnusable` for an invalid answer.
+    Raises `HeaderError` or `ClientError` for an invalid answer.
     """
     status = _STATUSES.get(answer.code)
     if status is None:
         return None
     header = answer.header(PullMessageResponse)
     if header.offset_delta:
-        raise AnswerUnusable(
+        raise ClientError(
             f"the broker serves a static topic (offsets are {header.offset_delta} off), which this "
             "client does not know"
         )
@@ -837,7 +776,9 @@ class QueuePull:
             self._note_filtered(wanted, pulled)
         interval = self._puller.settings.interval
         if wanted and not interval and pulled.next_offset >= pulled.max_offset:
-            self._step_soon()
+            # After everything that the loop has to run so far, handlers included.
+            self._cancel_timer()
+            self._timer = self._loop.call_soon(self.step)
         else:
             self.note_found()
             self._pull_after(interval if wanted else 0.0)
@@ -973,12 +914,6 @@ class QueuePull:
         else:
             self.step()
 
-    def _step_soon(self) -> None:
-        """Pull after everything that the loop has to run so far, handlers included."""
-        if self._timer is not None:
-            self._cancel_timer()
-        self._timer = self._loop.call_soon(self.step)
-
     def _set_timer(self, pause: float) -> None:
         self._cancel_timer()
         self._timer = self._loop.call_later(pause, self.step)
@@ -1012,71 +947,6 @@ class Receiver(Protocol):
 
     def moved(self, owned: OwnedQueue, pulled: Pulled) -> None:
         """The broker has no message at the requested offset and names another one."""
-
-
-class Accepting(Protocol):
-    """Consumption as a receiver sees it."""
-
-    def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
-        """Consume these messages. Never blocks."""
-
-
-class WindowReceiver:
-    """The receiver of a push consumer: decodes, filters by tag, and passes new messages on."""
-
-    def __init__(
-        self,
-        progress: ProgressStore,
-        consumption: Accepting,
-        *,
-        flow: FlowSettings | None = None,
-        is_orderly: bool = False,
-        group: str | None = None,
-        namespace: str | None = None,
-    ) -> None:
-        self._progress = progress
-        self._consumption = consumption
-        self._flow = flow or FlowSettings()
-        self._is_orderly = is_orderly
-        self._group = group
-        self._namespace = namespace
-        self._limits = self._flow.limits(1, is_orderly=is_orderly)
-
-    def queues_changed(self, count: int) -> None:
-        self._limits = self._flow.limits(count, is_orderly=self._is_orderly)
-
-    def held_back(self, owned: OwnedQueue) -> FlowReason | None:
-        return self._limits.exceeded_by(owned.window)
-
-    def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
-        queue, group, namespace = owned.queue, self._group, self._namespace
-        stored = decode_pulled(pulled)
-        found = [ReceivedMessage(each, queue, group, None, namespace) for each in stored]
-        wanted = subscription.accepted(found)
-        window = owned.window
-        new = window.add(wanted, pulled.next_offset)
-        if new:
-            try:
-                self._consumption.accept(owned, new)
-            except BaseException:
-                window.withdraw(new)
-                raise
-        elif not len(window):
-            self._all_done(owned)
-        return len(wanted)
-
-    def passed(self, owned: OwnedQueue, next_offset: int) -> None:
-        owned.window.skip_to(next_offset)
-        if not len(owned.window):
-            self._all_done(owned)
-
-    def moved(self, owned: OwnedQueue, pulled: Pulled) -> None:
-        """Not called: a push consumer drops the queue and begins it again."""
-
-    def _all_done(self, owned: OwnedQueue) -> None:
-        done = owned.window.commit_offset
-        if done is not None:
-            self._progress.update(owned.queue, done)
 
 
 def decode_pulled(pulled: Pulled) -> list[StoredMessage]:
@@ -1212,7 +1082,7 @@ class Refusals:
         self._topics: dict[str, AccessDenied] = {}
         self._served: set[str] = set()
         #: Called with every refusal: it may be the one that makes all arrivals impossible.
-        self.on_refused: Callable[[], None] = _nothing
+        self.on_refused: Callable[[], object] = lambda: None
 
     def refused(
         self, queue: Queue, refused: BrokerRefused, off: ForbiddenType | None = None
@@ -1307,10 +1177,6 @@ def _is_of_all_topics(refusal: Refusal) -> bool:
     if isinstance(refusal, ReadingDisabled):
         return refusal.kind in (ForbiddenType.GROUP, ForbiddenType.BROKER)
     return isinstance(refusal, GroupRefused)
-
-
-def _nothing() -> None:
-    """The default listener."""
 
 
 # ---- delays of pulls

@@ -16,9 +16,10 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
+from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.message.properties import (
@@ -77,8 +78,16 @@ _SPENT: Final = (
 )
 
 
-class Resending(Protocol):
-    """The producer that sends copies."""
+#: The producer of messages that no broker takes back, named as in Apache's clients.
+_INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
+
+
+class LazyProducer:
+    """A producer that is started by its first message."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._producer: AsyncProducer | None = None
 
     async def forward(
         self,
@@ -89,7 +98,15 @@ class Resending(Protocol):
         flag: int = 0,
         sys_flag: int = 0,
     ) -> object:
-        """Send an existing message to another topic; raises `OrbitError`."""
+        """Send an existing message to another topic. Raises `OrbitError`."""
+        if self._producer is None:
+            self._producer = AsyncProducer.on(self._engine, _INNER_PRODUCER)
+            await self._producer.start()
+        return await self._producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
+
+    async def stop(self) -> None:
+        if self._producer is not None:
+            await self._producer.stop()
 
 
 def level_for(delay: float) -> int:
@@ -104,7 +121,7 @@ class SendBack:
         self,
         engine: Engine,
         group: str,
-        producer: Resending,
+        producer: LazyProducer,
         *,
         max_retries: int | None = None,
         timeout: float = 5.0,

@@ -17,6 +17,7 @@ from orbitmq.clock import milliseconds
 from orbitmq.errors import BrokerRefused, ClientError, NoRoute, NotSupported, SettingError
 from orbitmq.filter import SQL92, TAG, TagFilter, UnknownFilterType, compile_filter, parse_tags
 from orbitmq.filter.tags import ALL
+from orbitmq.logonce import LogOncePerOutage
 from orbitmq.message.properties import TAGS
 from orbitmq.names import check_topic
 from orbitmq.wire.bodies import CheckClientRequest, SubscriptionData
@@ -198,3 +199,59 @@ async def _check(engine: Engine, group: str, subscription: Subscription) -> None
         problem,
         extra={"group": group, "topic": topic},
     )
+
+
+# ---- subscriptions that match nothing
+
+
+class UnmatchedFilters:
+    """Finds subscriptions that have matched no message so far, which may be a typing error."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        #: By topic: the subscription and how many messages were filtered out; None after a match.
+        self._passed: dict[str, tuple[Subscription, int | None]] = {}
+        self._outages = LogOncePerOutage(log)
+
+    def note(self, wanted: Subscription, matched: int, passed: int) -> None:
+        """Count the result of a pull."""
+        topic = wanted.topic
+        known, before = self._passed.get(topic, (wanted, 0))
+        if not known.is_same_filter(wanted):
+            before = 0
+            self._outages.forget(topic)
+        if matched:
+            self._outages.recovered(topic)
+        self._passed[topic] = (wanted, None if matched or before is None else before + passed)
+
+    def is_settled(self, wanted: Subscription) -> bool:
+        """Whether a message has matched, or the lack of matches was logged."""
+        known, passed = self._passed.get(wanted.topic, (wanted, 0))
+        is_known = passed is None or self._outages.is_failing(wanted.topic)
+        return is_known and known.is_same_filter(wanted)
+
+    def all_read(self, wanted: Subscription) -> None:
+        """All queues of a topic were read to their ends: log once if nothing has matched."""
+        passed = self._passed.get(wanted.topic, (wanted, None))[1]
+        if not passed or self._outages.is_failing(wanted.topic):
+            return
+        self._outages.failed(
+            wanted.topic,
+            "group %s gets nothing of %s so far: of %d messages none has matched the %s %r; check "
+            "how they are written, or wait for such messages",
+            self._group,
+            wanted.topic,
+            passed,
+            "tags" if wanted.is_by_tags else "condition",
+            wanted.expression,
+        )
+
+    def forget(self, topic: str) -> None:
+        """A queue is read from elsewhere, or no queue is left: count from the beginning."""
+        if self._passed.get(topic, (None, None))[1]:
+            del self._passed[topic]
+            self._outages.forget(topic)
+
+    def current(self) -> tuple[str, ...]:
+        """The unmatched subscriptions, a sentence each."""
+        return self._outages.current()

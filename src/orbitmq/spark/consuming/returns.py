@@ -10,16 +10,15 @@ import asyncio
 import enum
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from orbitmq.client.consumer.sendback import SendBack, retries_allowed
+from orbitmq.client.consumer.sendback import LazyProducer, SendBack, retries_allowed
 from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.engine import Engine
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeFilter
 from orbitmq.client.ranges.read import Missing, RangeSettings, read_ranges
@@ -55,9 +54,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-#: The producer group of messages that the broker does not take back, as in Apache's clients.
-_INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 
 
 class SendBackResult(enum.Enum):
@@ -152,29 +148,6 @@ class CountingSendBack(SendBack):
             # Usual for a group that the broker does not know yet, and without the permission.
             log.debug("the limit of group %s at %s is not known: %s", self._group, broker, error)
             return None
-
-
-class LazyProducer:
-    """A producer that is started by the first send."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._producer: AsyncProducer | None = None
-
-    async def forward(
-        self,
-        topic: str,
-        body: bytes,
-        properties: Mapping[str, str],
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-    ) -> object:
-        """Send an existing message to another topic. Raises `OrbitError`."""
-        if self._producer is None:
-            self._producer = AsyncProducer.on(self._engine, _INNER_PRODUCER)
-            await self._producer.start()
-        return await self._producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
 
 
 #: Failed messages that are sent back in parallel.
