@@ -34,8 +34,6 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
 from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
 
 from orbitmq.client import tracing as tracing_module  # noqa: E402
-from orbitmq.client.engine import Engine  # noqa: E402
-from orbitmq.client.settings import ClientSettings  # noqa: E402
 from orbitmq.client.tracing import Tracing  # noqa: E402
 
 PATIENCE = 20.0
@@ -209,40 +207,10 @@ def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(recorder, clu
     assert chain(recorder.spans, second) == ["send orders", "deliver orders", "process orders"]
 
 
-def test_a_handler_that_only_answers_no_has_failed_as_well(recorder, cluster):
-    consumer = billing(cluster, recorder)
-    consumer.on("orders")(lambda message: False)
-
-    cluster.send("orders", b"one")
-    with consumer:
-        until(lambda: recorder.named("process orders"), "the span")
-
-    (process,) = recorder.named("process orders")
-    assert process.status.status_code is StatusCode.ERROR
-    assert process.parent is None  # sent without a context: a trace of its own
-    assert [span.name for span in recorder.spans] == ["process orders"]
-
-
-async def test_a_producer_on_connections_that_are_there_has_spans_as_well(orbit_cluster, recorder):
-    engine = Engine(ClientSettings(name_servers=(orbit_cluster.name_server,)))
-    await engine.start()
-    try:
-        producer = recorder.tracing.trace(AsyncProducer.on(engine, "shop"))
-        await producer.start()
-        result = await asyncio.wait_for(producer.send("orders", b"one"), PATIENCE)
-        await producer.stop()
-    finally:
-        await engine.stop()
-
-    (span,) = recorder.named("send orders")
-    assert (span.attributes or {})["messaging.message.id"] == result.msg_id
-
-
 async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(recorder, orbit_cluster):
     orbit_cluster.create_topic("orders", queues=4)
-    all_there = asyncio.Event()
-    inside: dict[str, str] = {}
-
+    together = asyncio.Barrier(10)
+    traces: dict[str, int] = {}
     consumer = AsyncConsumer(
         "billing",
         name_server=orbit_cluster.name_server,
@@ -252,16 +220,12 @@ async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(recorder, 
 
     @consumer.on("orders")
     async def bill(message: ReceivedMessage) -> None:
-        if len(inside) == 9:
-            all_there.set()
-        inside[message.text()] = ""
-        await asyncio.wait_for(all_there.wait(), PATIENCE)  # ten handlers are in here together
+        await asyncio.wait_for(together.wait(), PATIENCE)
         with recorder.tracer.start_as_current_span("inner") as span:
-            inside[message.text()] = f"{span.get_span_context().trace_id:032x}"
+            traces[message.msg_id] = span.get_span_context().trace_id
 
-    async with recorder.tracing.trace(
-        AsyncProducer("shop", name_server=orbit_cluster.name_server)
-    ) as producer:
+    producer = recorder.tracing.trace(AsyncProducer("shop", name_server=orbit_cluster.name_server))
+    async with producer:
         futures = [await producer.submit("orders", f"{number}") for number in range(10)]
         await asyncio.wait_for(asyncio.gather(*futures), PATIENCE)
     async with consumer:
@@ -269,17 +233,11 @@ async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(recorder, 
             until, lambda: len(recorder.named("process orders")) == 10, "ten spans"
         )
 
-    by_id = {
-        str((span.attributes or {})["messaging.message.id"]): f"{span.context.trace_id:032x}"
-        for span in recorder.named("send orders")
-        if span.context is not None
-    }
-    assert len(by_id) == 10
-    assert sorted(inside.values()) == sorted(by_id.values())
-    for process in recorder.named("process orders"):
-        sent = by_id[str((process.attributes or {})["messaging.message.id"])]
-        assert process.context is not None
-        assert f"{process.context.trace_id:032x}" == sent
+    for name in ("send orders", "process orders"):
+        spans = recorder.named(name)
+        found = {span.attributes["messaging.message.id"]: span.context.trace_id for span in spans}
+        assert found == traces
+    assert len(set(traces.values())) == 10
 
 
 def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(recorder, cluster):
@@ -340,19 +298,6 @@ def test_a_sampler_that_says_no_is_heard_by_the_consumer_as_well(recorder, clust
 
     assert int(str(message.get("traceparent"))[-2:], 16) & 1 == 0  # the flag for "sampled"
     assert recorder.spans == []
-
-
-def test_clocks_that_disagree_make_no_span_of_negative_length(recorder, cluster):
-    behind = Tracing(recorder.provider, now=lambda: 1)
-    with shop(cluster, behind) as producer:
-        producer.send("orders", b"one")
-
-    (message,) = polled(cluster, 1)
-    with behind.processing(message):
-        pass
-
-    (deliver,) = recorder.named("deliver orders")
-    assert deliver.start_time == deliver.end_time
 
 
 def test_without_an_sdk_nothing_is_added_to_a_message(cluster):

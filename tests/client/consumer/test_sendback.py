@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -29,23 +28,23 @@ from orbitmq.message.properties import (
     encode_properties,
 )
 from orbitmq.message.record import MAX_PROPERTIES
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.headers import ConsumerSendBackRequest
-from tests.support.consuming import GROUP, received
+from tests.support.consuming import GROUP, received, retried
 
 
 @dataclass
-class Broker:
-    """Stands for the engine and the broker behind it; refuses what it is told to."""
+class Outside:
+    """Stands for the engine, the broker behind it, and the producer of copies."""
 
     refuses: bool = False
     is_there: bool = True
-    asked: list[tuple[Any, ConsumerSendBackRequest, dict[str, str], float]] = field(
-        default_factory=list
-    )
+    takes_copies: bool = True
+    asked: list[tuple[ConsumerSendBackRequest, dict[str, str]]] = field(default_factory=list)
+    copies: list[tuple[str, bytes, dict[str, str]]] = field(default_factory=list)
 
     @property
-    def routes(self) -> Broker:
+    def routes(self) -> Outside:
         return self
 
     def master(self, name: str) -> str:
@@ -53,44 +52,20 @@ class Broker:
             raise BrokerUnavailable(name, "it has no master")
         return f"address of {name}"
 
-    async def ask(
-        self,
-        where: str,
-        code: int,
-        header: Any,
-        *,
-        extra: Mapping[str, str],
-        timeout: float,  # noqa: ASYNC109  # as the engine has it
-    ) -> None:
-        assert code == RequestCode.CONSUMER_SEND_MSG_BACK
-        self.asked.append((where, header, dict(extra), timeout))
+    async def ask(self, where, code, header, *, extra, timeout) -> None:  # noqa: ASYNC109
+        assert (where, timeout) == ("address of broker-a", 5.0)
+        self.asked.append((header, dict(extra)))
         if self.refuses:
             raise BrokerRefused(ResponseCode.SYSTEM_ERROR, "no", where, code)
 
-
-@dataclass
-class Resender:
-    """Stands for the producer."""
-
-    fails: bool = False
-    sent: list[tuple[str, bytes, dict[str, str]]] = field(default_factory=list)
-
-    async def forward(
-        self,
-        topic: str,
-        body: bytes,
-        properties: Mapping[str, str],
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-    ) -> None:
-        self.sent.append((topic, body, dict(properties)))
-        if self.fails:
+    async def forward(self, topic, body, properties, *, flag=0, sys_flag=0) -> None:
+        self.copies.append((topic, body, dict(properties)))
+        if not self.takes_copies:
             raise SendFailed(topic, 3)
 
-
-def sending_back(broker: Broker, resender: Resender, **options: Any) -> SendBack:
-    return SendBack(broker, GROUP, resender, **options)  # type: ignore[arg-type]  # stands for it
+    def sending_back(self, limit: int | None = None) -> SendBack:
+        outside: Any = self
+        return SendBack(outside, GROUP, outside, max_retries=limit)
 
 
 @given(st.floats(0, 10_000))
@@ -104,17 +79,12 @@ def test_the_level_for_a_delay_is_the_first_that_is_not_shorter(delay):
 
 @pytest.mark.parametrize("limit", [None, 3])
 async def test_the_broker_that_stored_it_is_asked(limit):
-    broker, resender = Broker(), Resender()
-    message = received(7)
+    outside = Outside()
 
-    assert await sending_back(broker, resender, max_retries=limit).send_back(
-        message, Failure(reason="ValueError: no")
-    )
+    assert await outside.sending_back(limit).send_back(retried(7, "orders"), Failure(reason="no"))
 
-    ((where, header, extra, timeout),) = broker.asked
-    assert where == "address of broker-a"
-    assert timeout == 5.0
-    assert extra == {"reason": "ValueError: no"}
+    ((header, extra),) = outside.asked
+    assert extra == {"reason": "no"}
     assert header == ConsumerSendBackRequest(
         offset=7000,
         group=GROUP,
@@ -123,7 +93,7 @@ async def test_the_broker_that_stored_it_is_asked(limit):
         origin_topic="orders",
         max_reconsume_times=limit,
     )
-    assert not resender.sent
+    assert not outside.copies
 
 
 @pytest.mark.parametrize(
@@ -138,15 +108,15 @@ async def test_the_broker_that_stored_it_is_asked(limit):
 async def test_a_delay_travels_exactly_and_as_a_level_unless_the_message_is_given_up(
     failure, level, extra
 ):
-    broker = Broker()
-    assert await sending_back(broker, Resender()).send_back(received(1), failure)
+    outside = Outside()
 
-    assert (broker.asked[0][1].delay_level, broker.asked[0][2]) == (level, extra)
+    assert await outside.sending_back().send_back(received(1), failure)
+
+    assert [(header.delay_level, sent) for header, sent in outside.asked] == [(level, extra)]
 
 
-@pytest.mark.parametrize("broker", [Broker(refuses=True), Broker(is_there=False)])
-async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker):
-    resender = Resender()
+@pytest.mark.parametrize("outside", [Outside(refuses=True), Outside(is_there=False)])
+async def test_a_copy_of_what_its_broker_does_not_take_goes_to_the_retry_topic(outside):
     message = received(
         7,
         reconsume_times=2,
@@ -154,15 +124,15 @@ async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker):
             "colour": "red",
             TRANSACTION_PREPARED: "true",
             TIMER_DELAY_MS: "5000",
+            PUT_OFF: "true",
             WAIT: "false",  # the copy has to be on the disk when it is taken
         },
     )
 
-    assert await sending_back(broker, resender).send_back(message, Failure(reason="because"))
+    assert await outside.sending_back().send_back(message, Failure(reason="because"))
 
-    ((topic, body, properties),) = resender.sent
-    assert topic == f"%RETRY%{GROUP}"
-    assert body == message.stored.stored_body
+    ((topic, body, properties),) = outside.copies
+    assert (topic, body) == (f"%RETRY%{GROUP}", message.stored.stored_body)
     assert properties == {
         UNIQ_KEY: "ID7",
         "colour": "red",
@@ -175,159 +145,106 @@ async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker):
     }
 
 
-async def test_what_never_reached_its_handler_waits_in_the_retry_topic_at_no_cost():
-    broker, resender = Broker(), Resender()
-    # More attempts than are usual: the group may be allowed them.
-    message = received(7, reconsume_times=20)
-    held = Outcome(Verdict.RETRY, [message], held=[message], hold=5.0).held_failure
-
-    assert await sending_back(broker, resender).send_back(message, held)
-
-    ((topic, _, properties),) = resender.sent
-    assert topic == f"%RETRY%{GROUP}"
-    assert properties[RECONSUME_TIME] == "20"
-    assert int(properties[MAX_RECONSUME_TIMES]) == NO_LIMIT
-    assert properties[DELAY] == "2", "five seconds"
-    assert "DLQ_REASON" not in properties
-    assert properties[PUT_OFF] == "true", "else locks of the group would make it a dead letter"
-    assert not broker.asked, "a broker that takes it back counts an attempt"
-
-
-@pytest.mark.parametrize("failure", [Failure(), Failure(DEAD)])
-@pytest.mark.parametrize("call", ["send_back", "give_up"])
-async def test_what_no_broker_takes_stays_with_the_caller(call, failure):
-    back = sending_back(Broker(refuses=True), Resender(fails=True))
-
-    assert not await getattr(back, call)(received(1), failure)
+_HELD = received(7, reconsume_times=20)
+_HELD_FAILURE = Outcome(Verdict.RETRY, [_HELD], held=[_HELD], hold=5.0).held_failure
 
 
 @pytest.mark.parametrize(
-    ("limit", "times", "failure", "told"),
+    ("call", "limit", "times", "failure", "expected"),
     [
-        (None, 0, Failure(DEAD, reason="no account"), "after 1 attempt: no account"),
-        (3, 3, Failure(reason="ValueError: x"), "after 4 attempts: ValueError: x"),
-        (None, 16, Failure(), "unless the broker allows the group more: no reason given"),
-        (3, 2, Failure(reason="ValueError: x"), None),
-        (None, 15, Failure(), None),
+        ("send_back", None, 0, Failure(level=9), {DELAY: "9", RECONSUME_TIME: "1"}),
+        ("send_back", None, 0, Failure(delay=100), {DELAY: "6"}),
+        # What never reached its handler costs no attempt, and locks do not make it a dead letter.
+        (
+            "send_back",
+            None,
+            20,
+            _HELD_FAILURE,
+            {RECONSUME_TIME: "20", MAX_RECONSUME_TIMES: str(NO_LIMIT), DELAY: "2", PUT_OFF: "true"},
+        ),
+        # A dead letter is allowed no attempt.
+        ("send_back", 3, 2, Failure(DEAD), {RECONSUME_TIME: "3", MAX_RECONSUME_TIMES: "0"}),
+        ("give_up", 16, 0, Failure(DEAD), {RECONSUME_TIME: "1", MAX_RECONSUME_TIMES: "0"}),
+        ("give_up", 4, 4, Failure(), {RECONSUME_TIME: "5", MAX_RECONSUME_TIMES: "4"}),
+        ("give_up", None, 0, Failure(), {MAX_RECONSUME_TIMES: str(NO_LIMIT)}),
     ],
 )
-async def test_a_message_that_dies_is_in_the_log_with_all_that_is_known_of_it(
-    limit, times, failure, told, caplog
+async def test_a_copy_says_how_often_it_was_and_may_be_tried_and_how_long_it_waits(
+    call, limit, times, failure, expected
 ):
+    outside = Outside(refuses=True)
     message = received(7).with_reconsume_times(times)
 
-    assert await sending_back(Broker(), Resender(), max_retries=limit).send_back(message, failure)
+    assert await getattr(outside.sending_back(limit), call)(message, failure)
 
-    lines = [each for each in caplog.records if "dead letters" in each.getMessage()]
-    assert [each.levelname for each in lines] == ([] if told is None else ["WARNING"])
-    for line in lines:
-        text = line.getMessage()
-        assert told is not None
-        assert text.endswith(told)
-        assert message.msg_id in text
-        assert f"of {message.topic} " in text
-        assert f"group {GROUP} " in text
+    ((_, _, properties),) = outside.copies
+    assert {name: properties[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("limit", "times", "failure", "is_dead"),
+    ("call", "failure", "outside", "copies"),
     [
-        (None, 0, Failure(DEAD), True),
-        (2, 1, Failure(), False),
-        (2, 2, Failure(delay=1.0), True),
-        (2, 3, Failure(), True),
-        (None, 15, Failure(), False),
-        (None, 16, Failure(), True),
+        ("send_back", Failure(), Outside(refuses=True, takes_copies=False), 1),
+        ("send_back", Failure(DEAD), Outside(refuses=True, takes_copies=False), 1),
+        ("send_back", Failure(DEAD), Outside(is_there=False), 0),  # it will be back
+        ("give_up", Failure(), Outside(refuses=True, takes_copies=False), 1),
+    ],
+)
+async def test_what_no_broker_takes_stays_with_the_caller(call, failure, outside, copies):
+    assert not await getattr(outside.sending_back(), call)(received(1), failure)
+
+    assert len(outside.copies) == copies
+
+
+async def test_the_broker_of_a_message_is_asked_to_give_it_up_when_no_copy_is_taken():
+    outside = Outside(takes_copies=False)
+
+    assert await outside.sending_back().give_up(received(1), Failure(reason="because"))
+
+    ((header, extra),) = outside.asked
+    assert (header.delay_level, extra) == (DEAD, {"reason": "because"})
+
+
+@pytest.mark.parametrize(
+    ("limit", "times", "failure", "is_dead", "words"),
+    [
+        (None, 0, Failure(DEAD, reason="no account"), True, "after 1 attempt: no account"),
+        (3, 3, Failure(reason="ValueError: x"), True, "after 4 attempts: ValueError: x"),
+        (None, 16, Failure(), True, "unless the broker allows the group more: no reason given"),
         # It came again after the default attempts: the broker allows its group more.
-        (None, 17, Failure(), False),
+        (None, 17, Failure(), False, "unless the broker allows the group more: no reason given"),
+        (3, 2, Failure(), False, None),
+        (None, 15, Failure(), False, None),
     ],
 )
-def test_a_message_is_dead_when_it_is_given_up_or_its_attempts_are_used_up(
-    limit, times, failure, is_dead
+async def test_a_message_that_was_given_up_or_has_used_its_attempts_is_logged_as_dead(
+    limit, times, failure, is_dead, words, caplog
 ):
     message = received(7).with_reconsume_times(times)
+    back = Outside().sending_back(limit)
 
-    back = sending_back(Broker(), Resender(), max_retries=limit)
+    assert await back.send_back(message, failure)
 
     assert back.is_dead(message, failure) is is_dead
-
-
-async def test_a_message_that_is_given_up_is_kept_while_its_broker_is_away():
-    resender = Resender()
-
-    assert not await sending_back(Broker(is_there=False), resender).send_back(
-        received(1), Failure(DEAD)
-    )
-    assert not resender.sent
-
-
-@pytest.mark.parametrize("limit", [None, 3])
-async def test_a_copy_of_what_is_given_up_and_gone_is_allowed_no_attempts(limit, caplog):
-    resender = Resender()
-    message = received(7).with_reconsume_times(2)
-
-    assert await sending_back(Broker(refuses=True), resender, max_retries=limit).send_back(
-        message, Failure(DEAD, reason="no account")
-    )
-
-    ((topic, _, properties),) = resender.sent
-    assert topic == f"%RETRY%{GROUP}"
-    assert (properties[RECONSUME_TIME], properties[MAX_RECONSUME_TIMES]) == ("3", "0")
-    assert properties["DLQ_REASON"] == "no account"
-    last = caplog.records[-1].getMessage()
-    assert "goes to the dead letters" in last
-    assert message.msg_id in last
+    lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(lines) == (words is not None)
+    for line in lines:
+        assert line.startswith(f"message ID7 of orders goes to the dead letters of group {GROUP} ")
+        assert line.endswith(words)
 
 
 @pytest.mark.parametrize("size", [20_000, 31_000, 31_600, 32_200])
 async def test_a_reason_that_does_not_fit_is_cut_or_left_out(size):
-    resender = Resender()
-    message = received(1, properties={"mine": "x" * size})
+    outside = Outside(refuses=True)
     reason = "ValueError: " + "é" * 500
 
-    assert await sending_back(Broker(refuses=True), resender).send_back(
-        message, Failure(reason=reason)
+    await outside.sending_back().send_back(
+        received(1, properties={"mine": "x" * size}), Failure(reason=reason)
     )
 
-    properties = resender.sent[0][2]
-    told = properties.get("DLQ_REASON", "")
+    properties = outside.copies[0][2]
+    sent = properties.get("DLQ_REASON", "")
     assert properties["mine"] == "x" * size
-    assert reason.startswith(told)
-    assert bool(told) is (size < 31_600)
-    assert not told or len(encode_properties(properties)) <= MAX_PROPERTIES - 1024
-
-
-class TestGivingUp:
-    """In order: the attempts are known here only, and travel with a copy."""
-
-    async def test_the_copy_says_how_often_it_was_tried(self):
-        broker, resender = Broker(), Resender()
-        message = received(7).with_reconsume_times(4)
-        back = sending_back(broker, resender, max_retries=4)
-
-        assert await back.give_up(message, Failure(reason="because"))
-
-        properties = resender.sent[0][2]
-        assert properties[RECONSUME_TIME] == "5"
-        assert properties[MAX_RECONSUME_TIMES] == "4"
-        assert properties["DLQ_REASON"] == "because"
-        assert not broker.asked
-
-    @pytest.mark.parametrize("max_retries", [None, 16])
-    async def test_what_its_handler_gave_up_is_allowed_no_attempt(self, max_retries):
-        resender = Resender()
-        back = sending_back(Broker(), resender, max_retries=max_retries)
-        await back.give_up(received(1), Failure(DEAD))
-
-        properties = resender.sent[0][2]
-        assert properties[RECONSUME_TIME] == "1"
-        assert properties[MAX_RECONSUME_TIMES] == "0", "else it waits for the group's locks"
-
-    async def test_otherwise_its_broker_is_asked(self):
-        broker = Broker()
-
-        assert await sending_back(broker, Resender(fails=True)).give_up(
-            received(1), Failure(reason="because")
-        )
-        assert broker.asked[0][1].delay_level == DEAD
-        assert broker.asked[0][2] == {"reason": "because"}
+    assert reason.startswith(sent)
+    assert bool(sent) is (size < 31_600)
+    assert not sent or len(encode_properties(properties)) <= MAX_PROPERTIES - 1024
