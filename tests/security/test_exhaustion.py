@@ -50,10 +50,6 @@ async def assert_served(client: RawClient) -> None:
     assert bodies_in(pulled) == [b"mine"]
 
 
-
-
-
-
 @pytest.mark.timeout(300)
 async def test_topics_made_by_one_client_do_not_keep_others_waiting(broker, greedy, modest):
     async def make(first):
@@ -96,8 +92,6 @@ async def test_what_a_heartbeat_says_is_forgotten_with_its_connection(broker, mo
         deadline=DEADLINE,
     )
     await assert_served(modest)
-
-
 
 
 @pytest.mark.timeout(300)

@@ -221,8 +221,6 @@ async def test_a_wrong_address_is_told_with_what_to_do(guarded, caplog, kind):
     assert "address" in trouble
 
 
-
-
 async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, names, caplog):
     group = next(names)
     guarded.operate("group", "create", group)
@@ -246,8 +244,6 @@ async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, n
 
     told = [each for each in caplog.records if "group resume" in each.getMessage()]
     assert [each.levelno for each in told] == [logging.WARNING] * 2  # one of each consumer
-
-
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from orbitmq.client.admin.admin import Admin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.locks import QueueLocks
 from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.consumer.subscriptions import Subscription
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.engine import Engine
 from orbitmq.client.idempotence import Idempotence, SeenInMemory

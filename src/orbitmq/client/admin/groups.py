@@ -380,9 +380,7 @@ class AsyncGroups:
     ) -> tuple[Finding, ...]:
         if members is None:
             return ()
-        found = {
-            (each.kind, each.topic, each.client_id): each for each in told_findings(reported)
-        }
+        found = {(each.kind, each.topic, each.client_id): each for each in told_findings(reported)}
         # Apache's brokers do not look for this; OrbitMQ's have reported it already.
         for each in (
             *duplicate_clients(members),
