@@ -102,6 +102,7 @@ async def fill(broker: BrokerLives, count: int) -> None:
         AsyncProducer(name_server=broker.name_server) as producer,
     ):
         await admin.topics.create(TOPIC, queues=1, exist_ok=True)
+        await admin.groups.create(GROUP)  # on the disk when this returns
         for number in range(count):
             await producer.send(TOPIC, str(number))
 
