@@ -198,6 +198,12 @@ async def delete(client: RawClient, topic: str) -> Command:
     return await ask(client, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
 
 
+def version_of(table: TopicConfigTable | SubscriptionGroupTable) -> str:
+    """The version of a table as the request for its next page quotes it."""
+    assert table.data_version is not None
+    return encode_body(table.data_version).decode()
+
+
 async def config_of(client: RawClient, topic: str) -> TopicConfigDetail:
     return await told(
         client, TopicConfigDetail, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic=topic)
@@ -362,7 +368,7 @@ async def test_pages_together_are_all_topics_and_so_is_an_answer_without_pages(b
         table = await told(client, TopicConfigTable, RequestCode.GET_ALL_TOPIC_CONFIG, header)
         assert 0 < len(table.topic_config_table) <= 5
         seen |= table.topic_config_table
-        version = encode_body(table.data_version).decode()
+        version = version_of(table)
 
     whole = await told(client, TopicConfigTable, RequestCode.GET_ALL_TOPIC_CONFIG)
 
@@ -461,7 +467,7 @@ async def test_pages_together_are_all_groups_and_so_is_one_long_list(broker, cli
         )
         table = await told(client, SubscriptionGroupTable, code, header)
         seen |= table.subscription_group_table
-        version = encode_body(table.data_version).decode()
+        version = version_of(table)
 
     whole = await told(client, SubscriptionGroupTable, code)
 

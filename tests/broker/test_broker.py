@@ -384,7 +384,7 @@ async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path
     gate.set()
     await until(lambda: not table.is_stale)
 
-    loaded = file.load().value
+    loaded = file.load()
     assert loaded is not None
     assert {"first", "second"} <= set(loaded.topic_config_table)
     await table.close()

@@ -175,7 +175,7 @@ def test_a_file_restores_the_groups(tmp_path):
     file = ConfigFile(tmp_path / "subscriptionGroup.json", SubscriptionGroupTable)
     file.save(groups.file())
 
-    loaded = file.load().value
+    loaded = file.load()
     assert loaded is not None
     again = table()
     again.load(loaded)

@@ -272,7 +272,7 @@ def test_the_file_of_an_apache_broker_is_read_with_its_bare_keys(text, tmp_path)
     path = tmp_path / "consumerOffset.json"
     path.write_text(text)
 
-    loaded = ConfigFile(path, ProgressFile).load().value
+    loaded = ConfigFile(path, ProgressFile).load()
     assert loaded is not None
     progress = table()
     progress.load(loaded)
@@ -296,7 +296,7 @@ def test_the_file_has_the_shape_that_apache_reads(tmp_path):
         '{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":1700000000000},'
         '"groupTopicMap":{"g":["T"]},"logEnd":12,"offsetTable":{"T@g":{"2":5,"10":7}}}'
     )
-    assert file.load().value == progress.file(wall=WALL, log_end=12)
+    assert file.load() == progress.file(wall=WALL, log_end=12)
 
 
 def test_an_entry_without_a_group_is_named_and_left_out(caplog):

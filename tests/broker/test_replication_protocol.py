@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -264,12 +265,6 @@ async def test_a_slave_too_far_behind_is_not_waited_for(start_broker, open_clien
     lazy.close()
 
 
-class FakeFollower:
-    def __init__(self, acknowledged: int) -> None:
-        self.acknowledged: int | None = acknowledged
-        self.is_in_sync = True
-
-
 @given(
     acks=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), max_size=30),
     ends=st.lists(st.integers(1, 100), max_size=20),
@@ -277,7 +272,7 @@ class FakeFollower:
 )
 def test_everybody_is_answered_once_and_only_when_enough_slaves_have_it(acks, ends, needed):
     async def check():
-        followers = [FakeFollower(0) for _ in range(4)]
+        followers: list[Any] = [SimpleNamespace(acknowledged=0, is_in_sync=True) for _ in range(4)]
         copies = ReplicaAcks(needed, 60.0, lambda: followers, asyncio.get_running_loop())
         answered: dict[int, PutStatus] = {}
 
@@ -288,10 +283,10 @@ def test_everybody_is_answered_once_and_only_when_enough_slaves_have_it(acks, en
         for number, end in enumerate(sorted(ends)):
             copies.when_copied(end, lambda status, number=number: note(number, status))  # type: ignore[misc]  # bound now
         for who, offset in acks:
-            followers[who].acknowledged = max(offset, followers[who].acknowledged or 0)
+            followers[who].acknowledged = max(offset, followers[who].acknowledged)
             copies.acknowledged()
 
-        reached = sorted((each.acknowledged or 0 for each in followers), reverse=True)[needed - 1]
+        reached = sorted((each.acknowledged for each in followers), reverse=True)[needed - 1]
         expected = {n: PutStatus.PUT_OK for n, end in enumerate(sorted(ends)) if end <= reached}
         assert answered == expected
         copies.end()

@@ -212,7 +212,7 @@ class Consumption:
         path = root / "config" / "consumerOffset.json"
         self._file = ConfigFile(path, ProgressFile, disk=files, encode=encode_progress)
         is_outdated = False
-        if (saved := self._file.load().value) is not None:
+        if (saved := self._file.load()) is not None:
             is_outdated = self._table.load(saved, store.deleted_below, store.mirroring.written)
         if self._table.fit(store.max_offset) or is_outdated:
             self.save()

@@ -20,10 +20,10 @@ from unittest import mock
 
 from orbitmq.broker import broker as broker_module
 from orbitmq.broker import broker as opening_module
-from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.settings import BrokerSettings
+from orbitmq.broker.topics import READ_WRITE
 from orbitmq.client.consumer.consumer import ConsumerCore, ConsumerOptions, Registrations
 from orbitmq.client.consumer.locks import LockSettings
 from orbitmq.client.consumer.progress import ConsumeFrom

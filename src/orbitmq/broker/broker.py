@@ -215,7 +215,6 @@ class Broker:
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await parts.scheduler.stop()
-        parts.stopping()
         parts.writes.finish()
         try:
             await self._tables.close()
@@ -393,46 +392,6 @@ class _Front:
 class Parts:
     """The parts of one broker. Complete before any handler is made; all belong to one loop."""
 
-    __slots__ = (
-        "_connection_closed",
-        "_settings_changed",
-        "_stopping",
-        "access",
-        "address",
-        "chance",
-        "clock",
-        "config_files",
-        "consumers",
-        "counters",
-        "delays",
-        "destinations",
-        "disagreements",
-        "filters",
-        "groups",
-        "held",
-        "latencies",
-        "listeners",
-        "locks",
-        "loop",
-        "pacing",
-        "port",
-        "producers",
-        "progress",
-        "progress_saved",
-        "registration",
-        "replication",
-        "scheduler",
-        "settings",
-        "started_at",
-        "store",
-        "store_host",
-        "timers",
-        "topics",
-        "transactions",
-        "unique_ids",
-        "writes",
-    )
-
     settings: BrokerSettings
     clock: Clock
     chance: random.Random
@@ -478,7 +437,6 @@ class Parts:
         self.config_files = []
         self._settings_changed: list[Callable[[], None]] = []
         self._connection_closed: list[Callable[[Connection], object]] = []
-        self._stopping: list[Callable[[], None]] = []
 
     def change_settings(self, settings: BrokerSettings) -> None:
         """Take over other settings, and notify the parts that depend on them."""
@@ -500,18 +458,6 @@ class Parts:
         self.pacing.forget(connection)
         for call in self._connection_closed:
             call(connection)
-
-    def on_stop(self, call: Callable[[], None]) -> None:
-        """Have `call` called when the broker stops, while the store is still open.
-
-        By then no request is accepted, and no job or task of the scheduler runs.
-        """
-        self._stopping.append(call)
-
-    def stopping(self) -> None:
-        """Notify the parts that the broker stops."""
-        for call in self._stopping:
-            call()
 
     def notify(
         self, channel: Channel, code: int, header: Header | None = None, *, body: Bytes = b""

@@ -13,10 +13,8 @@ they may be ahead of the log or behind it, so a master makes them agree with its
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -41,24 +39,6 @@ B = TypeVar("B", bound=Body)
 
 #: Limits for our own files, which may be much longer than a peer's body.
 _LIMITS = WireLimits(body_values=100_000_000)
-
-
-class Origin(enum.Enum):
-    """The file a document was read from."""
-
-    CURRENT = "current"
-    BACKUP = "backup"
-    NOWHERE = "nowhere"
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded(Generic[B]):
-    """A document, or None when there was none to be read."""
-
-    value: B | None
-    origin: Origin
-    #: The new names of unreadable files.
-    set_aside: tuple[Path, ...] = ()
 
 
 class ConfigFile(Generic[B]):
@@ -90,18 +70,15 @@ class ConfigFile(Generic[B]):
         self.failures_in_a_row = 0
         self.failures = 0
 
-    def load(self) -> Loaded[B]:
-        """The newest complete document. Raises `ConfigUnreadable` when the disk fails."""
-        set_aside: list[Path] = []
-        for path, origin in ((self.path, Origin.CURRENT), (self.backup, Origin.BACKUP)):
-            value = self._read(path, set_aside)
+    def load(self) -> B | None:
+        """The newest complete document, or None. Raises `ConfigUnreadable` when the disk fails."""
+        value = self._read(self.path)
+        if value is None:
+            value = self._read(self.backup)
             if value is not None:
-                if origin is Origin.BACKUP:
-                    log.warning("configuration taken from its backup", extra={"file": str(path)})
-                self._is_checked = True
-                return Loaded(value, origin, tuple(set_aside))
+                log.warning("configuration taken from its backup", extra={"file": str(self.path)})
         self._is_checked = True
-        return Loaded(None, Origin.NOWHERE, tuple(set_aside))
+        return value
 
     def save(self, value: B) -> None:
         """Make `value` the current document; it is on the disk when this returns.
@@ -152,7 +129,7 @@ class ConfigFile(Generic[B]):
                 extra={"file": str(self.path), "folder": str(above)},
             )
 
-    def _read(self, path: Path, set_aside: list[Path]) -> B | None:
+    def _read(self, path: Path) -> B | None:
         try:
             data = self._disk.read_bytes(path)
         except FileNotFoundError:
@@ -167,7 +144,6 @@ class ConfigFile(Generic[B]):
                 self._disk.rename(path, aside)
             except OSError as error:
                 raise ConfigUnreadable(path, error) from damage
-            set_aside.append(aside)
             log.warning(
                 "configuration file is damaged and was set aside: %s",
                 damage,
@@ -342,12 +318,12 @@ class ConfigTables:
     def load(self) -> None:
         """Load the files, and begin to watch for changes."""
         parts = self._parts
-        if (topics := self._topics.load().value) is not None:
+        if (topics := self._topics.load()) is not None:
             parts.topics.load(topics)
-        if (groups := self._groups.load().value) is not None:
+        if (groups := self._groups.load()) is not None:
             parts.groups.load(groups)
         is_outdated = False
-        if (progress := self._progress.load().value) is not None:
+        if (progress := self._progress.load()) is not None:
             is_outdated = parts.progress.load(
                 progress, parts.store.deleted_below, parts.store.mirroring.written
             )

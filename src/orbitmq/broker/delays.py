@@ -72,17 +72,6 @@ _CLOCK_SLACK_MS = 1000
 _DELIVERABLE = (TRANSACTION_NONE, TRANSACTION_COMMIT)
 
 
-@dataclass(frozen=True, slots=True)
-class LevelState:
-    """The state of a level."""
-
-    level: int
-    delay: float
-    pending: int
-    #: When the first message is due; None when none waits, or that is not known yet.
-    first_due: float | None
-
-
 class Delays:
     """The delay levels of a broker."""
 
@@ -104,7 +93,7 @@ class Delays:
         self._versioned = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, DelayOffsets, disk=disk)
         parts.config_files.append(file)
-        self._load(file.load().value)
+        self._load(file.load())
         self.saved = SavedTable(
             file,
             revision=lambda: self.revision,
@@ -223,18 +212,6 @@ class Delays:
         """Become a copy of a master's progress; for a broker that delivers nothing itself."""
         for level in self._levels:
             self._advance(level, master.offset_table.get(level.number, level.next))
-
-    def levels(self) -> tuple[LevelState, ...]:
-        """The waiting messages by level, for tools."""
-        return tuple(
-            LevelState(
-                level.number,
-                level.delay_ms / 1000,
-                self._store.max_offset(names.SCHEDULE_TOPIC, level.number - 1) - level.next,
-                None if level.first_due is None else level.first_due / 1000,
-            )
-            for level in self._levels
-        )
 
     def _load(self, file: DelayOffsets | None) -> None:
         if file is not None and file.data_version is not None:

@@ -19,9 +19,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import msgspec
 
 from orbitmq import names
-from orbitmq.broker.attributes import GROUP_ATTRIBUTES, READ_BIT, changed_attributes
 from orbitmq.broker.errors import Refused, check_group
-from orbitmq.broker.topics import LARGEST_PAGE, PageRequest, first_version, next_version, page
+from orbitmq.broker.topics import (
+    GROUP_ATTRIBUTES,
+    LARGEST_PAGE,
+    READ_BIT,
+    PageRequest,
+    changed_attributes,
+    first_version,
+    next_version,
+    page,
+)
 from orbitmq.clock import milliseconds
 from orbitmq.errors import InvalidFilter
 from orbitmq.filter.tags import TAG, parse_tags

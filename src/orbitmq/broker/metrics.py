@@ -21,12 +21,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from orbitmq import names
-from orbitmq.broker.attributes import MESSAGE_TYPE
 from orbitmq.broker.counters import CREATING, Histogram, Rates
 from orbitmq.broker.groups import DIFFERENT_SUBSCRIPTIONS, Client, findings_table
 from orbitmq.broker.progress import consumed_topics, lag_of
 from orbitmq.broker.scheduled import Reading, real_place
 from orbitmq.broker.scheduler import Steps
+from orbitmq.broker.topics import MESSAGE_TYPE
 from orbitmq.broker.transactions import QUEUE
 from orbitmq.clock import milliseconds
 from orbitmq.names import SCHEDULE_TOPIC
@@ -295,12 +295,13 @@ class Metrics:
 
     def _own(self, page: Exposition) -> None:
         parts, plain = self._parts, page.labels()
+        state = parts.store.statistics()
         frames = parts.listeners.capacity.frames
         refused = page.counter("orbitmq_access_refused_total", "Requests refused by access rules")
         for reason, count in parts.access.refused.items():
             refused.add(page.labels(reason=reason.value), count)
         for name, text, value in (
-            ("log_flushes", "Times the log was brought to the disk", self._flushes()),
+            ("log_flushes", "Times the log was brought to the disk", state.flushes),
             ("sends_failed", "Sends answered with an error", parts.counters.failed_puts),
             ("sends_busy", "Sends refused by flow control", parts.counters.busy_puts),
             (
@@ -338,7 +339,7 @@ class Metrics:
             ),
             ("timer_messages", "Timer messages that are not due yet", parts.timers.pending),
             ("name_servers_unreachable", "Name servers that did not answer", unreachable),
-            ("store_writable", "Whether messages can be stored", self._is_writable()),
+            ("store_writable", "Whether messages can be stored", int(not state.refusal)),
             ("connections", "Connections that are open", parts.listeners.capacity.connections),
             ("frames_waiting", "Long frames that wait for memory", frames.waiting),
             ("frames_bytes", "Memory set aside for frames that arrive", frames.used),
@@ -364,12 +365,6 @@ class Metrics:
         )
         for (group, kind, topic), count in counts.most_common(MOST_FINDINGS):
             family.add(page.labels(consumer_group=group, kind=kind, topic=topic), count)
-
-    def _flushes(self) -> int:
-        return self._parts.store.statistics().flushes
-
-    def _is_writable(self) -> int:
-        return int(not self._parts.store.statistics().refusal)
 
     def _now_ms(self) -> int:
         return milliseconds(self._parts.clock.now())

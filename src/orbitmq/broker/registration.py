@@ -62,20 +62,6 @@ _ENOUGH_SILENCES = 3
 class _NameServer:
     """The state of registration with one name server."""
 
-    __slots__ = (
-        "address",
-        "connection",
-        "has_news",
-        "is_reachable",
-        "is_tried",
-        "knows_all",
-        "news",
-        "place",
-        "problem",
-        "silences",
-        "troubles",
-    )
-
     def __init__(self, address: Address, ours: Address) -> None:
         """`ours` is the address to register."""
         self.address = address
@@ -196,13 +182,14 @@ class Registration:
     @property
     def conflicts(self) -> tuple[str, ...]:
         """Other brokers with this broker's name and id, by name server."""
+        return tuple(self._conflict(each) for each in self._servers if each.place.rival is not None)
+
+    def _conflict(self, server: _NameServer) -> str:
         settings = self._settings()
-        return tuple(
-            f"{each.place.rival} is registered with name server {each.address} as {settings.name} "
-            f"with id {settings.broker_id}, as this broker {self._address} is: clients find only "
-            "one of the two; give one of them another broker.name"
-            for each in self._servers
-            if each.place.rival is not None
+        return (
+            f"{server.place.rival} is registered with name server {server.address} as "
+            f"{settings.name} with id {settings.broker_id}, as this broker {self._address} is: "
+            "clients find only one of the two; give one of them another broker.name"
         )
 
     async def route(self, topic: str) -> TopicRouteData | None:
@@ -339,16 +326,7 @@ class Registration:
                 extra={"name_server": str(server.address), "former": before},
             )
         else:
-            settings = self._settings()
-            log.error(
-                "%s is registered with name server %s as broker %s with id %d, as this one, %s, "
-                "is; clients find only one of the two: give one of them another broker.name",
-                rival,
-                server.address,
-                settings.name,
-                settings.broker_id,
-                self._address,
-            )
+            log.error("%s", self._conflict(server))
 
     def _only(self, news: frozenset[str] | None) -> frozenset[str] | None:
         """The topics to register; None for all of them."""

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from orbitmq import names
-from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.counters import Histogram
 from orbitmq.broker.errors import PutResult, PutStatus
-from orbitmq.broker.topics import TopicTable
+from orbitmq.broker.topics import READ_WRITE, TopicTable
 from orbitmq.broker.writes import Draft
 from orbitmq.clock import Clock
 from orbitmq.logonce import LogEveryNth
@@ -82,17 +81,20 @@ def copied(message: StoredMessage, topic: str, queue_id: int) -> Draft:
     )
 
 
+def decimal(text: str | None, digits: int) -> int | None:
+    """A number of at most so many digits, without a sign; None for other texts."""
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > digits:
+        return None
+    return int(text)
+
+
 def real_place(message: StoredMessage) -> tuple[str, int] | None:
     """The real topic and queue of a parked message; None when it has none."""
     topic = message.get_property(REAL_TOPIC)
-    queue = message.get_property(REAL_QUEUE_ID)
-    if not topic or queue is None or not queue.isascii() or not queue.isdecimal():
+    queue = decimal(message.get_property(REAL_QUEUE_ID), _LONGEST_QUEUE)
+    if not topic or queue is None or queue > _LARGEST_QUEUE:
         return None
-    if len(queue) > _LONGEST_QUEUE:
-        return None
-    if int(queue) > _LARGEST_QUEUE or names.topic_problem(topic) is not None:
-        return None
-    return topic, int(queue)
+    return None if names.topic_problem(topic) is not None else (topic, queue)
 
 
 def released(message: StoredMessage, destinations: Destinations) -> Draft | None:

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from orbitmq import names
-from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.groups import CLIENT_LIFE, CONNECTION_ROOM, PRODUCER_GROUPS
 from orbitmq.broker.locks import MOST_LOCKS
 from orbitmq.broker.progress import CommitRule
-from orbitmq.broker.topics import TopicSettings
+from orbitmq.broker.topics import READ_WRITE, TopicSettings
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.remoting.settings import (
     Address,

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orbitmq import names
-from orbitmq.broker.attributes import may_write
 from orbitmq.broker.config import ConfigFile, SavedTable
 from orbitmq.broker.delays import asked_level
 from orbitmq.broker.errors import PutResult, Refused
@@ -38,6 +37,7 @@ from orbitmq.broker.scheduled import (
     released,
 )
 from orbitmq.broker.scheduler import no_wake
+from orbitmq.broker.topics import may_write
 from orbitmq.broker.writes import Draft, Stage
 from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.properties import (
@@ -88,12 +88,11 @@ _STRETCH_BITS = 12
 class Timers:
     """The timer messages of a broker."""
 
-    def __init__(self, parts: Parts, *, disk: DiskFiles | None = None, scan: int = SCAN) -> None:
+    def __init__(self, parts: Parts, *, disk: DiskFiles | None = None) -> None:
         self._parts = parts
         self._store = parts.store
         self._clock = parts.clock
         self._batch = parts.settings.delays.step_messages
-        self._scan = scan
         #: Wakes the alarm: there may be something to do earlier than the step said.
         self.wake: Callable[[], None] = no_wake
         #: Time and offset of messages to be delivered.
@@ -113,7 +112,7 @@ class Timers:
         self.revision = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, TimerFile, disk=disk)
         parts.config_files.append(file)
-        self._before = file.load().value or left_by_apache(parts.settings.root, disk)
+        self._before = file.load() or left_by_apache(parts.settings.root, disk)
         self._scanned = self._load()
         self.saved = SavedTable(
             file,
@@ -227,7 +226,7 @@ class Timers:
         if self._scanned == end:
             return True
         reading = Reading(self._store, names.TIMER_TOPIC, 0, self._scanned)
-        for messages in reading.batches(self._scan):
+        for messages in reading.batches(SCAN):
             for message in messages:
                 self._learn(message)
         self.revision += self._scanned != reading.offset

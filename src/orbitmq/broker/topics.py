@@ -1,37 +1,65 @@
-"""The topics of a broker: the table, its changes, its versions and pages.
+"""The topics of a broker: the table, its changes, versions and pages; permissions and attributes.
 
-A topic is created with the broker (`SYSTEM_ROWS`), by administration (`update`), by the first send
-(`for_send`), or for a group (`ensure_retry`, `ensure_dead_letter`). Every change gives the table
-another DataVersion, which name servers and slaves compare, and a higher `revision`, after which
-topics.json is saved; the changed names are kept until `take_changed`, for the registration.
+A topic is created with the broker (`system_topics`), by administration (`update`), by the first
+send (`for_send`), or for a group (`ensure_retry`, `ensure_dead_letter`). Every change gives the
+table another DataVersion, which name servers and slaves compare, and a higher `revision`, after
+which topics.json is saved; the changed names are kept until `take_changed`, for the registration.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 from orbitmq import names
-from orbitmq.broker.attributes import (
-    MESSAGE_TYPE,
-    MIXED,
-    READ_WRITE,
-    TOPIC_ATTRIBUTES,
-    Perm,
-    changed_attributes,
-    is_inherited,
-    without_effect,
-)
 from orbitmq.broker.errors import Refused, check_topic
 from orbitmq.clock import milliseconds
-from orbitmq.errors import SettingError
 from orbitmq.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
 from orbitmq.wire.codes import BodyError, ResponseCode
 from orbitmq.wire.javajson import decode_body
+
+# Permissions: bits on the wire, letters for people.
+
+
+class Perm(enum.IntFlag):
+    """Bits of a permission. Other bits are kept and mean nothing."""
+
+    #: Topics that are created by sending use this one as their template.
+    INHERIT = 1
+    WRITE = 2
+    READ = 4
+    PRIORITY = 8
+
+
+READ_WRITE = int(Perm.READ | Perm.WRITE)
+
+#: The index of the read bit in a group's forbidden bits.
+READ_BIT = 2
+
+_READ = int(Perm.READ)
+_WRITE = int(Perm.WRITE)
+_INHERIT = int(Perm.INHERIT)
+
+
+def may_read(perm: int) -> bool:
+    """Whether consumers may pull."""
+    return perm & _READ != 0
+
+
+def may_write(perm: int) -> bool:
+    """Whether producers may send."""
+    return perm & _WRITE != 0
+
+
+def is_inherited(perm: int) -> bool:
+    """Whether it is a template for topics made by sending."""
+    return perm & _INHERIT != 0
+
 
 # The version of a table: name servers, slaves and tools compare it.
 
@@ -123,66 +151,38 @@ class TopicSettings:
     cluster_topic_enabled: bool = True
     broker_topic_enabled: bool = True
     trace_topic_enabled: bool = False
-    trace_topic: str = names.TRACE_TOPIC
     timer_enabled: bool = True
     delay_levels: int = 18
-    revive_queues: int = 8
     #: The most queues of a topic: a request about a topic looks at all of them.
     max_queues: int = 16_384
-    #: Whether a topic may be declared to hold messages of every type.
-    mixed_types_allowed: bool = False
-
-    def __post_init__(self) -> None:
-        positive = ("max_auto", "default_queues", "delay_levels", "revive_queues", "max_queues")
-        for setting in positive:
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} must be positive, got {getattr(self, setting)}")
-        for setting in ("cluster", "broker_name", "trace_topic"):
-            problem = names.topic_problem(getattr(self, setting))
-            if problem is not None:
-                raise SettingError(f"{setting} must be a topic's name: {problem}")
 
 
-@dataclass(frozen=True, slots=True)
-class SystemRow:
-    """A topic that every broker has."""
-
-    name: str
-    queues: int | Callable[[TopicSettings], int] = 1
-    perm: int | Callable[[TopicSettings], int] = READ_WRITE
-    is_wanted: Callable[[TopicSettings], bool] = lambda _: True
-
-    def config(self, settings: TopicSettings) -> TopicConfig:
-        queues = self.queues(settings) if callable(self.queues) else self.queues
-        return TopicConfig(
-            topic_name=self.name.format(
-                cluster=settings.cluster, broker=settings.broker_name, trace=settings.trace_topic
-            ),
-            read_queue_nums=queues,
-            write_queue_nums=queues,
-            perm=self.perm(settings) if callable(self.perm) else self.perm,
-        )
-
-
-#: The topics of the start, in Apache's order.
-SYSTEM_ROWS: tuple[SystemRow, ...] = (
-    SystemRow(names.SELF_TEST_TOPIC),
-    SystemRow(
-        names.AUTO_CREATE_TOPIC, lambda s: s.default_queues, _INHERITED, lambda s: s.auto_create
-    ),
-    SystemRow(names.BENCHMARK_TOPIC, 1024),
-    SystemRow("{cluster}", 16, lambda s: _INHERITED if s.cluster_topic_enabled else _ONLY_INHERIT),
-    SystemRow("{broker}", 1, lambda s: _INHERITED if s.broker_topic_enabled else _ONLY_INHERIT),
-    SystemRow(names.OFFSET_MOVED_TOPIC),
-    SystemRow(names.SCHEDULE_TOPIC, lambda s: s.delay_levels),
-    SystemRow("{trace}", is_wanted=lambda s: s.trace_topic_enabled),
-    SystemRow("{cluster}_REPLY_TOPIC"),
-    SystemRow("rmq_sys_REVIVE_LOG_{cluster}", lambda s: s.revive_queues),
-    SystemRow("rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, _ONLY_INHERIT),
-    SystemRow(names.HALF_TOPIC),
-    SystemRow(names.OP_HALF_TOPIC),
-    SystemRow(names.TIMER_TOPIC, is_wanted=lambda s: s.timer_enabled),
-)
+def system_topics(settings: TopicSettings) -> list[TopicConfig]:
+    """The topics of the start, in Apache's order."""
+    cluster, broker = settings.cluster, settings.broker_name
+    of_cluster = _INHERITED if settings.cluster_topic_enabled else _ONLY_INHERIT
+    of_broker = _INHERITED if settings.broker_topic_enabled else _ONLY_INHERIT
+    rows = (
+        (names.SELF_TEST_TOPIC, 1, READ_WRITE, True),
+        (names.AUTO_CREATE_TOPIC, settings.default_queues, _INHERITED, settings.auto_create),
+        (names.BENCHMARK_TOPIC, 1024, READ_WRITE, True),
+        (cluster, 16, of_cluster, True),
+        (broker, 1, of_broker, True),
+        (names.OFFSET_MOVED_TOPIC, 1, READ_WRITE, True),
+        (names.SCHEDULE_TOPIC, settings.delay_levels, READ_WRITE, True),
+        (names.TRACE_TOPIC, 1, READ_WRITE, settings.trace_topic_enabled),
+        (f"{cluster}_REPLY_TOPIC", 1, READ_WRITE, True),
+        (f"rmq_sys_REVIVE_LOG_{cluster}", 8, READ_WRITE, True),
+        (f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, _ONLY_INHERIT, True),
+        (names.HALF_TOPIC, 1, READ_WRITE, True),
+        (names.OP_HALF_TOPIC, 1, READ_WRITE, True),
+        (names.TIMER_TOPIC, 1, READ_WRITE, settings.timer_enabled),
+    )
+    return [
+        TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+        for name, queues, perm, is_wanted in rows
+        if is_wanted
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +198,8 @@ class TopicTable:
 
     def __init__(self, settings: TopicSettings, *, now: float) -> None:
         self._settings = settings
-        own = [row.config(settings) for row in SYSTEM_ROWS if row.is_wanted(settings)]
         #: Always the same object: `get` is called for every message, without a detour.
-        self._topics = {config.topic_name: config for config in own}
+        self._topics = {config.topic_name: config for config in system_topics(settings)}
         self.get: Callable[[str], TopicConfig | None] = self._topics.get
         self._system = names.SYSTEM_TOPICS | self._topics.keys()
         self._changed: set[str] = set()
@@ -338,13 +337,10 @@ class TopicTable:
         check_topic(topic)
         self._check_not_system(topic, "changed")
         _check_numbers(config, self._settings.max_queues)
-        if config.attributes.get("+" + MESSAGE_TYPE) == MIXED and (
-            not self._settings.mixed_types_allowed
-        ):
+        if config.attributes.get("+" + MESSAGE_TYPE) == MIXED:
             raise Refused(
                 ResponseCode.INVALID_PARAMETER,
-                f"topic {topic!r}: message type {MIXED} is not supported unless it is allowed by "
-                "the setting mixed_types_allowed",
+                f"topic {topic!r}: message type {MIXED} is not supported; declare one of the types",
             )
         present = self._topics.get(topic)
         attributes = changed_attributes(
@@ -482,7 +478,7 @@ def reading(config: TopicConfig) -> tuple[int, int]:
 
 
 def _check_numbers(config: TopicConfig, max_queues: int) -> None:
-    for field, value, limit in (
+    for name, value, limit in (
         ("readQueueNums", config.read_queue_nums, max_queues + 1),
         ("writeQueueNums", config.write_queue_nums, max_queues + 1),
         ("perm", config.perm, int(Perm.PRIORITY)),
@@ -490,5 +486,129 @@ def _check_numbers(config: TopicConfig, max_queues: int) -> None:
         if not 0 <= value < limit:
             raise Refused(
                 ResponseCode.INVALID_PARAMETER,
-                f"topic {config.topic_name!r}: {field} must be from 0 to {limit - 1}, got {value}",
+                f"topic {config.topic_name!r}: {name} must be from 0 to {limit - 1}, got {value}",
             )
+
+
+# Attributes (`+key=value` sets, `-key` removes). A change is a text, or a map whose keys have the
+# sign. It is applied or refused as a whole, because an attribute may be fixed when the topic is
+# created. Attributes that Apache's brokers act on and this one does not are refused, with the
+# reason; one in an Apache broker's file is kept (`without_effect`).
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A key that topics may have: one of `choices`, or without any a number from `lowest` on."""
+
+    default: str
+    is_changeable: bool
+    choices: frozenset[str] = frozenset()
+    lowest: int = 0
+    #: Values that Apache's brokers accept, and what this one does instead.
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+
+    def accepts(self, value: str) -> bool:
+        if self.choices:
+            return value in self.choices
+        digits = value.removeprefix("-") if value[:1] == "-" else value.removeprefix("+")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+            return False
+        return self.lowest <= int(value) < 2**63
+
+    @property
+    def allowed(self) -> str:
+        return ", ".join(sorted(self.choices)) or f"a whole number from {self.lowest}"
+
+
+MESSAGE_TYPE = "message.type"
+MIXED = "MIXED"
+
+TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
+    "queue.type": Attribute(
+        "SimpleCQ",
+        False,
+        frozenset({"SimpleCQ"}),
+        unsupported={"BatchCQ": "this broker has an entry in the queue for every message"},
+    ),
+    "cleanup.policy": Attribute(
+        "DELETE",
+        False,
+        frozenset({"DELETE"}),
+        unsupported={
+            "COMPACTION": "this broker does not compact, it deletes messages by time and size"
+        },
+    ),
+    MESSAGE_TYPE: Attribute(
+        "NORMAL",
+        True,
+        frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MIXED}),
+    ),
+    "reserve.time": Attribute("-1", True, lowest=-1),
+}
+
+#: Apache has none for groups yet.
+GROUP_ATTRIBUTES: Mapping[str, Attribute] = {}
+
+
+def parse_changes(text: str | None) -> dict[str, str]:
+    """`+a=1,-b` as a map with signed keys."""
+    changes: dict[str, str] = {}
+    for piece in text.split(",") if text else ():
+        key, equals, value = piece.partition("=")
+        if key[:1] != ("+" if equals else "-") or (equals and (not value or "=" in value)):
+            _refuse(f"attribute change {piece!r} is not of the form +key=value or -key")
+        if key in changes:
+            _refuse(f"attribute {key[1:]!r} is changed twice")
+        changes[key] = value
+    return changes
+
+
+def changed_attributes(
+    known: Mapping[str, Attribute],
+    present: Mapping[str, str] | None,
+    changes: Mapping[str, str],
+) -> dict[str, str]:
+    """The attributes after `changes`; `present` is None for what is being created."""
+    attributes = dict(present or {})
+    seen: set[str] = set()
+    for signed, value in changes.items():
+        sign, key = signed[:1], signed[1:]
+        if sign not in ("+", "-") or not key or "+" in key or "-" in key:
+            _refuse(f"attribute key {signed!r} must be + or - and a name without them")
+        if key in seen:
+            _refuse(f"attribute {key!r} is changed twice")
+        seen.add(key)
+        attribute = known.get(key)
+        if attribute is None:
+            _refuse(
+                f"unsupported attribute {key!r}; known are {', '.join(sorted(known)) or 'none'}"
+            )
+        if present is None and sign == "-":
+            _refuse(f"attribute {key!r} cannot be taken away from what does not exist yet")
+        if present is not None and not attribute.is_changeable:
+            _refuse(f"attribute {key!r} is fixed when the topic is created")
+        if sign == "-":
+            if key not in attributes:
+                _refuse(f"attribute {key!r} is not set and cannot be taken away")
+            del attributes[key]
+        else:
+            if not attribute.accepts(value):
+                reason = attribute.unsupported.get(value)
+                _refuse(
+                    f"attribute {key!r} must be {attribute.allowed}, got {value!r}"
+                    + (f": {reason}" if reason else "")
+                )
+            attributes[key] = value
+    return attributes
+
+
+def without_effect(known: Mapping[str, Attribute], present: Mapping[str, str]) -> Iterator[str]:
+    """Attributes that an Apache broker would act on and this one does not, as `key=value`."""
+    for key, value in present.items():
+        attribute = known.get(key)
+        if attribute is not None and value in attribute.unsupported:
+            yield f"{key}={value}"
+
+
+def _refuse(remark: str) -> NoReturn:
+    raise Refused(ResponseCode.SYSTEM_ERROR, remark)

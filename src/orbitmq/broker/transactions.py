@@ -21,12 +21,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orbitmq import names
-from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.errors import BrokerError, PutResult, Refused, failed, refusal_code
 from orbitmq.broker.groups import Channel
 from orbitmq.broker.progress import CommitSource
-from orbitmq.broker.scheduled import Reading, Release, TransactionCounts, copied, park, real_place
+from orbitmq.broker.scheduled import (
+    Reading,
+    Release,
+    TransactionCounts,
+    copied,
+    decimal,
+    park,
+    real_place,
+)
 from orbitmq.broker.scheduler import no_wake
+from orbitmq.broker.topics import READ_WRITE
 from orbitmq.broker.writes import Draft, Stage
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
@@ -276,13 +284,9 @@ class HalfMessages:
 
     def pass_to(self, position: int) -> None:
         """Everything before `position` has ended, was given up or has a later copy."""
-        for offset in range(self.position, position) if position - self.position < _BATCH else ():
+        for offset in range(self.position, position):
             self._ended.discard(offset)
             self._forget_copy(offset)
-        if position - self.position >= _BATCH:
-            self._ended = {offset for offset in self._ended if offset >= position}
-            for offset in [offset for offset in self._roots if offset < position]:
-                self._forget_copy(offset)
         self.position = position
 
     def note_copy(self, message: StoredMessage, offset: int) -> None:
@@ -291,8 +295,7 @@ class HalfMessages:
         self._roots.pop(self._copies.get(root, -1), None)
         self._copies[root] = offset
         self._roots[offset] = root
-        state = self._ends.get(root)
-        if state is not None:
+        if root in self._ends:
             # It ended while its copy was on the way.
             self._marks.append(_Mark(offset, None))
             self._parts.writes.is_dirty = True
@@ -369,10 +372,8 @@ def _notify(marks: list[_Mark], result: PutResult) -> None:
 
 def root_of(half: StoredMessage) -> int:
     """The first offset of a transaction in the half queue; no copy is before it."""
-    text = half.get_property(TRANSACTION_PREPARED_QUEUE_OFFSET)
-    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 18:
-        return half.queue_offset
-    return min(int(text), half.queue_offset)
+    root = decimal(half.get_property(TRANSACTION_PREPARED_QUEUE_OFFSET), 18)
+    return half.queue_offset if root is None else min(root, half.queue_offset)
 
 
 def offsets_in(op: StoredMessage) -> list[int]:
@@ -395,11 +396,6 @@ _SHOWN = 128
 _SLOW_BYTES = 64 * 1024
 
 
-#: Why no producer can be asked about a message, and the remedy.
-_HOMELESS = (
-    "the message does not say to which topic and queue it belongs",
-    "Look at what sent it: no producer can commit it",
-)
 _NOT_CONNECTED = (
     "no producer of the group is connected",
     "Start a producer of the group with check=",
@@ -451,19 +447,14 @@ def judge(
 
 
 def immunity_of(half: StoredMessage) -> int | None:
-    """The message's own time since its birth without checks."""
-    text = half.get_property(CHECK_IMMUNITY_TIME_IN_SECONDS)
-    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 12:
-        return None
-    return int(text) * 1000
+    """The message's own time since its birth without checks, in milliseconds."""
+    seconds = decimal(half.get_property(CHECK_IMMUNITY_TIME_IN_SECONDS), 12)
+    return None if seconds is None else seconds * 1000
 
 
 def times_asked(half: StoredMessage) -> int:
     """The number of checks of a half message."""
-    text = half.get_property(TRANSACTION_CHECK_TIMES)
-    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 9:
-        return 0
-    return int(text)
+    return decimal(half.get_property(TRANSACTION_CHECK_TIMES), 9) or 0
 
 
 class TransactionChecks:
@@ -626,14 +617,13 @@ class TransactionChecks:
         group = half.get_property(PRODUCER_GROUP) or ""
         place = real_place(half)
         if place is None:
-            self._tell_nobody(half, group, *_HOMELESS)
-            return
-        channel = self._somebody(group, place[0])
+            return  # no producer can commit it: it is given up after the last check
+        channel = self._choose(group, place[0])
         if channel is None:
             is_connected = any(map(_is_open, parts.producers.channels(group)))
-            self._tell_nobody(half, group, *(_NOT_ALLOWED if is_connected else _NOT_CONNECTED))
+            self._log_unanswered(half, group, *(_NOT_ALLOWED if is_connected else _NOT_CONNECTED))
             return
-        self._unanswered.end(_subject(half, group))
+        self._unanswered.end((group[:_SHOWN], place[0]))
         message = StoredMessage.build(
             topic=place[0],
             queue_id=place[1],
@@ -660,9 +650,9 @@ class TransactionChecks:
         )
         parts.notify(channel, RequestCode.CHECK_TRANSACTION_STATE, header, body=message.encode())
 
-    def _tell_nobody(self, half: StoredMessage, group: str, why: str, remedy: str) -> None:
+    def _log_unanswered(self, half: StoredMessage, group: str, why: str, remedy: str) -> None:
         """Report what no producer can be asked about: one line a minute for a group and topic."""
-        subject = _subject(half, group)
+        subject = (group[:_SHOWN], _topic_of(half))
         if not (count := self._unanswered.note(subject, self._parts.clock.monotonic())):
             return
         asked, most = times_asked(half) + 1, self._parts.settings.transactions.check_max
@@ -679,7 +669,7 @@ class TransactionChecks:
             extra=_fields(half, group),
         )
 
-    def _somebody(self, group: str, topic: str) -> Channel | None:
+    def _choose(self, group: str, topic: str) -> Channel | None:
         """A producer of the group that may see what is sent to a topic.
 
         Any client can claim to belong to a group, but may not be allowed to see a half message.
@@ -695,10 +685,6 @@ class TransactionChecks:
 def _topic_of(half: StoredMessage) -> str:
     place = real_place(half)
     return "no topic" if place is None else place[0]
-
-
-def _subject(half: StoredMessage, group: str) -> tuple[str, str]:
-    return group[:_SHOWN], _topic_of(half)
 
 
 def _fields(half: StoredMessage, group: str) -> dict[str, str]:
@@ -849,12 +835,12 @@ class TransactionHandler:
         if not self._has_destination(half):
             self._parts.destinations.dropped += 1
             return
+        draft = self._committed(half)
         try:
-            self._parts.writes.append(self._committed(half))
+            self._parts.writes.append(draft)
         except OrbitError as error:
             raise Refused(refusal_code(error), str(error)) from error
-        counts = self._parts.counters.topic(real_topic(half))
-        self._parts.writes.count(counts, [len(half.stored_body)])
+        self._parts.writes.count(self._parts.counters.topic(draft.topic), [len(half.stored_body)])
 
     def _has_destination(self, half: StoredMessage) -> bool:
         place, destinations = real_place(half), self._parts.destinations
@@ -920,9 +906,3 @@ class TransactionHandler:
         properties = remove_properties(draft.properties, (TRANSACTION_PREPARED_QUEUE_OFFSET,))
         draft.properties = replace_property(properties, TRANSACTION_CHECK_TIMES, "0")
         return draft
-
-
-def real_topic(half: StoredMessage) -> str:
-    """The real topic of a half message."""
-    place = real_place(half)
-    return "" if place is None else place[0]

@@ -67,6 +67,13 @@ _WHOLE_BODY = ordinal_of(Release(3, 0, 11))
 #: The namespace in which brokers and clients look for the queues of ordered topics.
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
 
+#: The flag of the topics in a list, and the one that they lack.
+_FLAGS: Mapping[int, tuple[int, int]] = {
+    RequestCode.GET_UNIT_TOPIC_LIST: (FLAG_UNIT, 0),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: (FLAG_UNIT_SUB, 0),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: (FLAG_UNIT_SUB, FLAG_UNIT),
+}
+
 Tables = dict[str, dict[str, str]]
 
 
@@ -166,13 +173,13 @@ class NameService:
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._all_topics,
             RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: self._unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_sub_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_sub_only_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self._topics_by_flag,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._topics_by_flag,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._topics_by_flag,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._register_topic,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._change_write_permission,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._change_write_permission,
             RequestCode.PUT_KV_CONFIG: self._put_kv,
             RequestCode.GET_KV_CONFIG: self._get_kv,
             RequestCode.DELETE_KV_CONFIG: self._delete_kv,
@@ -276,17 +283,20 @@ class NameService:
         self.routes.touch(header.cluster_name, header.broker_addr, self._clock.monotonic())
         return request.answer(_SUCCESS)
 
-    def _wipe_write_permission(self, connection: Connection, request: Command) -> Command:
+    def _change_write_permission(self, connection: Connection, request: Command) -> Command:
         broker = request.header(headers.BrokerPermissionRequest).broker_name
-        count = self.routes.wipe_write_permission(broker)
-        log.info("write permission wiped", extra={"broker": broker, "client": connection.remote})
-        return request.answer(_SUCCESS, headers.WipeWritePermResponse(wipe_topic_count=count))
-
-    def _add_write_permission(self, connection: Connection, request: Command) -> Command:
-        broker = request.header(headers.BrokerPermissionRequest).broker_name
-        count = self.routes.add_write_permission(broker)
-        log.info("write permission added", extra={"broker": broker, "client": connection.remote})
-        return request.answer(_SUCCESS, headers.AddWritePermResponse(add_topic_count=count))
+        answer: headers.Header
+        if request.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER:
+            count = self.routes.wipe_write_permission(broker)
+            answer = headers.WipeWritePermResponse(wipe_topic_count=count)
+        else:
+            count = self.routes.add_write_permission(broker)
+            answer = headers.AddWritePermResponse(add_topic_count=count)
+        log.info(
+            "write permission changed",
+            extra={"broker": broker, "client": connection.remote, "topics": count},
+        )
+        return request.answer(_SUCCESS, answer)
 
     # Topics
 
@@ -296,28 +306,19 @@ class NameService:
         return _topics(request, self.routes.topics())
 
     def _topics_of_cluster(self, _: Connection, request: Command) -> Command:
-        self._check_topic_lists()
+        if not self.settings.enable_topic_list:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "disable")
         cluster = request.header(headers.GetTopicsByClusterRequest).cluster
         return _topics(request, self.routes.topics_of_cluster(cluster))
 
     def _system_topics(self, _: Connection, request: Command) -> Command:
         return _topics(request, self.routes.system_topics())
 
-    def _unit_topics(self, _: Connection, request: Command) -> Command:
-        self._check_topic_lists()
-        return _topics(request, self.routes.topics_by_flag(FLAG_UNIT))
-
-    def _unit_sub_topics(self, _: Connection, request: Command) -> Command:
-        self._check_topic_lists()
-        return _topics(request, self.routes.topics_by_flag(FLAG_UNIT_SUB))
-
-    def _unit_sub_only_topics(self, _: Connection, request: Command) -> Command:
-        self._check_topic_lists()
-        return _topics(request, self.routes.topics_by_flag(FLAG_UNIT_SUB, unwanted=FLAG_UNIT))
-
-    def _check_topic_lists(self) -> None:
+    def _topics_by_flag(self, _: Connection, request: Command) -> Command:
         if not self.settings.enable_topic_list:
             raise Refused(ResponseCode.SYSTEM_ERROR, "disable")
+        wanted, unwanted = _FLAGS[request.code]
+        return _topics(request, self.routes.topics_by_flag(wanted, unwanted))
 
     def _delete_topic(self, _: Connection, request: Command) -> Command:
         header = request.header(headers.DeleteTopicInNamesrvRequest)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -600,7 +600,7 @@ class Checkpoint(NamedTuple):
     @classmethod
     def unpack(cls, page: bytes) -> Checkpoint:
         page = page.ljust(CHECKPOINT_PAGE, b"\0")
-        return cls(*_times.unpack_from(page), hint=_unpack_hint(page))
+        return cls._make((*_times.unpack_from(page), _unpack_hint(page)))
 
 
 def read_checkpoint(path: Path, files: DiskFiles) -> Checkpoint:
@@ -628,7 +628,7 @@ def _unpack_hint(page: bytes) -> Hint | None:
     checked = _HINT_AT + _hint.size
     if magic != _MAGIC or _checksum.unpack_from(page, checked)[0] != zlib.crc32(page[:checked]):
         return None
-    hint = Hint(*numbers, is_clean=bool(flags & _CLEAN))
+    hint = Hint._make((*numbers, bool(flags & _CLEAN)))
     return hint if 0 <= hint.durable <= hint.flushed else None
 
 
@@ -754,9 +754,13 @@ class Durability:
     def _begin_round(self) -> None:
         is_wanted, self.is_wanted = self.is_wanted, False
         queues, self._queues.dirty = self._queues.dirty, []
-        self._round = _Round(self._appender.dispatched, self._appender.last_store_ms, queues)
-        self._round.is_wanted = is_wanted
-        self._round.entries = {queue: queue.max_offset for queue in self._queues.by_key.values()}
+        self._round = _Round(
+            self._appender.dispatched,
+            self._appender.last_store_ms,
+            queues,
+            {queue: queue.max_offset for queue in self._queues.by_key.values()},
+            is_wanted,
+        )
 
     def _advance_round(self, queue_count: int, *, wait: bool = False) -> bool:
         """One step of a round; True when it is over."""
@@ -896,33 +900,19 @@ class Durability:
         self._written = checkpoint
 
 
+@dataclass(slots=True)
 class _Round:
     """One way from memory to disk."""
 
-    __slots__ = (
-        "bases",
-        "entries",
-        "folders",
-        "has_index",
-        "is_wanted",
-        "job",
-        "paths",
-        "queues",
-        "store_ms",
-        "target",
-        "written",
-    )
-
-    def __init__(self, target: int, store_ms: int, queues: list[ConsumeQueue]) -> None:
-        self.target = target  #: durable when the round is over
-        self.store_ms = store_ms
-        self.queues = queues  #: still to be written
-        self.written: list[ConsumeQueue] = []
-        self.bases: dict[ConsumeQueue, set[int]] = {}
-        self.paths: list[Path] = []
-        self.folders: set[Path] = set()
-        self.job: Job | None = None
-        #: how many each queue had when the round began
-        self.entries: dict[ConsumeQueue, int] = {}
-        self.is_wanted = False  #: a caller relies on it: the checkpoint follows immediately
-        self.has_index = False  #: the index takes part in it, if there is one
+    target: int  #: durable when the round is over
+    store_ms: int
+    queues: list[ConsumeQueue]  #: still to be written
+    #: How many entries each queue had when the round began.
+    entries: dict[ConsumeQueue, int]
+    is_wanted: bool  #: a caller relies on it: the checkpoint follows immediately
+    written: list[ConsumeQueue] = field(default_factory=list)
+    bases: dict[ConsumeQueue, set[int]] = field(default_factory=dict)
+    paths: list[Path] = field(default_factory=list)
+    folders: set[Path] = field(default_factory=set)
+    job: Job | None = None
+    has_index: bool = False  #: the index takes part in it, if there is one

@@ -190,12 +190,8 @@ class Deletions:
             self.by_topic[found[0]] = found[1]
             self._size += len(line)
 
-    def note(self, topic: str, offset: int) -> None:
-        """Return when the disk knows that messages of the topic below `offset` are deleted."""
-        self.note_all({topic: offset})
-
-    def note_all(self, deleted: Mapping[str, int]) -> None:
-        """The same of several topics."""
+    def note(self, deleted: Mapping[str, int]) -> None:
+        """Return when the disk knows that messages of these topics below an offset are deleted."""
         is_new = not self._files.exists(self._path)
         line = b"".join(_line(topic, offset) for topic, offset in deleted.items())
         fd = self._files.open(self._path, create=True)
@@ -217,7 +213,7 @@ class Deletions:
         """
         for topic, offset in list(self.by_topic.items()):
             if offset > log_end:
-                self.note(topic, log_end)
+                self.note({topic: log_end})
         if self.by_topic and all(offset <= log_start for offset in self.by_topic.values()):
             self._files.unlink(self._path)
             self.by_topic.clear()

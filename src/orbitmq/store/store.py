@@ -425,7 +425,7 @@ class Store:
 
     def _note_deletions(self, deleted: Mapping[str, int]) -> None:
         try:
-            self._parts.deletions.note_all(deleted)
+            self._parts.deletions.note(deleted)
         except OSError as error:
             kind = DiskFull if is_full(error) else WriteFailed
             topics = ", ".join(map(repr, deleted))

@@ -106,8 +106,8 @@ class TopicNumbers:
 
     def is_in(self, topic: str, numbers: Int64s) -> Bools:
         """Which of these numbers are that of a topic."""
-        number = self._numbers.get(topic.encode())
-        return numbers == (-1 if number is None else number)
+        found: Bools = numbers == self._numbers.get(topic.encode(), -1)
+        return found
 
     def _number(self, topic: bytes) -> int:
         number = self._numbers.get(topic)

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import BrokerSettings
+from orbitmq.broker.topics import READ_WRITE
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.cluster import Cluster

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from orbitmq import names
-from orbitmq.broker.attributes import parse_changes
 from orbitmq.broker.counters import SAMPLE_INTERVAL, Rates, stats_data
 from orbitmq.broker.errors import ConfigNotSaved, Refused, check_topic
 from orbitmq.broker.groups import consumption, peer_of
@@ -21,7 +20,14 @@ from orbitmq.broker.metrics import runtime_info
 from orbitmq.broker.progress import next_offset, topics_behind
 from orbitmq.broker.scheduler import Steps, chunked_answer
 from orbitmq.broker.settings import BlackListed, changed, shown
-from orbitmq.broker.topics import PageRequest, first_version, next_version, reading, version_text
+from orbitmq.broker.topics import (
+    PageRequest,
+    first_version,
+    next_version,
+    parse_changes,
+    reading,
+    version_text,
+)
 from orbitmq.clock import milliseconds
 from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import msgspec
 
 from orbitmq import names
-from orbitmq.broker.attributes import may_read
 from orbitmq.broker.errors import BrokerError, Refused
 from orbitmq.broker.groups import (
     FIELD,
@@ -40,6 +39,7 @@ from orbitmq.broker.locks import LockHandler
 from orbitmq.broker.replication.slave import ReplicationHandler
 from orbitmq.broker.scheduler import Steps, chunked_answer
 from orbitmq.broker.timers import RecallHandler
+from orbitmq.broker.topics import may_read
 from orbitmq.broker.transactions import TransactionHandler
 from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting.connection import Connection

@@ -14,10 +14,10 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orbitmq.broker.attributes import may_write
 from orbitmq.broker.errors import PutResult, Refused
 from orbitmq.broker.groups import Member, peer_of
 from orbitmq.broker.scheduler import Slices
+from orbitmq.broker.topics import may_write
 from orbitmq.broker.writes import Draft
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError

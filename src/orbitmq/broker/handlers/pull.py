@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from orbitmq.broker.attributes import may_read
 from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.filters import CompileLater
 from orbitmq.broker.groups import peer_of
@@ -23,6 +22,7 @@ from orbitmq.broker.longpoll import HeldPull, Kept
 from orbitmq.broker.progress import OFFSET_RESET, CommitSource, is_there
 from orbitmq.broker.scheduler import JUDGEMENTS, judgements
 from orbitmq.broker.settings import Transfer
+from orbitmq.broker.topics import may_read
 from orbitmq.filter.tags import TAG, MessageFilter, TagFilter
 from orbitmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orbitmq.remoting.connection import Connection

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from orbitmq.broker.errors import BrokerError, PutStatus
 from orbitmq.broker.settings import HA_DISTANCE
@@ -357,16 +357,6 @@ def _drop(pieces: list[bytes | memoryview], sent: int) -> None:
 Copied: TypeAlias = Callable[[PutStatus], None]
 
 
-class Follower(Protocol):
-    """A slave, as far as copies matter."""
-
-    @property
-    def acknowledged(self) -> int | None: ...
-
-    @property
-    def is_in_sync(self) -> bool: ...
-
-
 class ReplicaAcks:
     """The messages that wait for slaves. Belongs to the loop."""
 
@@ -374,7 +364,7 @@ class ReplicaAcks:
         self,
         needed: int,
         timeout: float,
-        followers: Callable[[], Iterable[Follower]],
+        followers: Callable[[], Iterable[Replica]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """`needed` slaves must have a message, besides the master."""
