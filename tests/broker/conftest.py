@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 
 from orbitmq.broker.broker import Broker
@@ -11,9 +9,7 @@ from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import ServerSettings
 from tests.support.broker import RawClient, small_settings
-
-StartBroker = Callable[..., Awaitable[Broker]]
-OpenClient = Callable[..., Awaitable[RawClient]]
+from tests.support.delivery import hand_broker
 
 
 @pytest.fixture
@@ -63,3 +59,17 @@ async def open_client():
 @pytest.fixture
 async def client(broker, open_client):
     return await open_client(broker)
+
+
+@pytest.fixture
+async def hand(tmp_path):
+    """A broker whose clock is moved by hand."""
+    async with hand_broker(tmp_path) as (hand, _):
+        yield hand
+
+
+@pytest.fixture
+async def hand_client(hand):
+    client = await RawClient.open(hand.broker)
+    yield client
+    await client.close()

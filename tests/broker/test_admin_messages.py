@@ -13,12 +13,7 @@ from orbitmq.broker.handlers import messages
 from orbitmq.message.record import MIN_RECORD_SIZE
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result
-from orbitmq.wire.bodies import (
-    ConsumeDirectlyResult,
-    ConsumeResult,
-    ConsumerRunningInfo,
-    ConsumerStatus,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import DEFAULT_LIMITS, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import (
@@ -219,7 +214,7 @@ DIRECTLY = RequestCode.CONSUME_MESSAGE_DIRECTLY
 STATUS = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
 ASK_STATUS = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
 
-RUNNING = ConsumerRunningInfo(properties={"PROP_CLIENT_VERSION": "V5_3_3"})
+RUNNING = bodies.ConsumerRunningInfo(properties={"PROP_CLIENT_VERSION": "V5_3_3"})
 
 
 class Members:
@@ -281,7 +276,7 @@ async def test_the_state_of_a_consumer_comes_from_the_consumer(client, members):
     await members.join("me", {INFO: running})
 
     answer = await ask(client, INFO, info_of("me"), extra={"AccessKey": "a", "Signature": "s"})
-    body = await told(client, ConsumerRunningInfo, INFO, info_of("me"))
+    body = await told(client, bodies.ConsumerRunningInfo, INFO, info_of("me"))
 
     assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "as the client says")
     assert body == RUNNING
@@ -326,7 +321,7 @@ async def test_a_consumer_that_gives_no_state_is_named_with_the_reason(
 
 
 async def test_a_consumer_is_given_a_message_to_consume(client, members):
-    result = ConsumeDirectlyResult(consume_result=ConsumeResult.CR_SUCCESS)
+    result = bodies.ConsumeDirectlyResult(consume_result=bodies.ConsumeResult.CR_SUCCESS)
     await members.join(
         "me", {DIRECTLY: lambda _, request: request.answer(0, body=encode_body(result))}
     )
@@ -335,7 +330,7 @@ async def test_a_consumer_is_given_a_message_to_consume(client, members):
         consumer_group=GROUP, client_id="me", msg_id=sent.msg_id, topic="orders"
     )
 
-    body = await told(client, ConsumeDirectlyResult, DIRECTLY, header)
+    body = await told(client, bodies.ConsumeDirectlyResult, DIRECTLY, header)
 
     (asked,) = members.asked
     assert body == result
@@ -358,7 +353,7 @@ async def test_a_message_that_is_not_there_cannot_be_consumed(client, members, m
 
 def at(offset: int) -> Handler:
     def answer(_: Connection, request: Command) -> Command:
-        body = ConsumerStatus(message_queue_table={queue("orders"): offset})
+        body = bodies.ConsumerStatus(message_queue_table={queue("orders"): offset})
         return request.answer(0, body=encode_body(body))
 
     return answer
@@ -369,10 +364,10 @@ async def test_all_members_of_a_group_tell_their_progress(client, members):
     await members.join("two", {STATUS: at(5)})
     header = GetConsumerStatusRequest(topic="orders", group=GROUP)
 
-    everybody = await told(client, ConsumerStatus, ASK_STATUS, header)
+    everybody = await told(client, bodies.ConsumerStatus, ASK_STATUS, header)
     one = await told(
         client,
-        ConsumerStatus,
+        bodies.ConsumerStatus,
         ASK_STATUS,
         GetConsumerStatusRequest(topic="orders", group=GROUP, client_addr="one"),
     )
@@ -430,5 +425,5 @@ async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
     # Another client, maybe, under the same id.
     await member.close()
     await members.join("node", {STATUS: at(3)})
-    told_now = await told(client, ConsumerStatus, ASK_STATUS, header)
+    told_now = await told(client, bodies.ConsumerStatus, ASK_STATUS, header)
     assert told_now.consumer_table == {"node": {queue("orders"): 3}}

@@ -10,32 +10,9 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.progress import CommitSource
-from orbitmq.wire.bodies import (
-    BrokerStatsData,
-    ConsumeQueueEntries,
-    ConsumeStats,
-    ConsumeStatsList,
-    ConsumeTimeSpans,
-    CorrectionOffsets,
-    KVTable,
-    QueueBounds,
-    QueueProgress,
-    ResetOffsets,
-    TopicStats,
-)
+from orbitmq.wire import bodies, headers
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import (
-    CloneGroupOffsetRequest,
-    GetBrokerConsumeStatsRequest,
-    GetConsumeStatsRequest,
-    QueryConsumeQueueRequest,
-    QueryConsumeTimeSpanRequest,
-    QueryCorrectionOffsetRequest,
-    ResetOffsetRequest,
-    TopicRequest,
-    ViewBrokerStatsRequest,
-)
 from tests.support.admin import ask, queue, subscription, told
 from tests.support.broker import GROUP, RawClient, until
 from tests.support.remoting import ManualClock
@@ -67,21 +44,26 @@ def millis(seconds: float) -> int:
     return round((START + seconds) * 1000)
 
 
-async def consume_stats(client: RawClient, group: str = GROUP, **fields: Any) -> ConsumeStats:
-    header = GetConsumeStatsRequest(consumer_group=group, **fields)
-    return await told(client, ConsumeStats, RequestCode.GET_CONSUME_STATS, header)
+async def consume_stats(
+    client: RawClient, group: str = GROUP, **fields: Any
+) -> bodies.ConsumeStats:
+    header = headers.GetConsumeStatsRequest(consumer_group=group, **fields)
+    return await told(client, bodies.ConsumeStats, RequestCode.GET_CONSUME_STATS, header)
 
 
 async def test_the_bounds_of_every_queue_of_a_topic_are_told(client):
     stats = await told(
-        client, TopicStats, RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic="orders")
+        client,
+        bodies.TopicStats,
+        RequestCode.GET_TOPIC_STATS_INFO,
+        headers.TopicRequest(topic="orders"),
     )
 
     assert len(stats.offset_table) == 4
-    assert stats.offset_table[queue("orders", 0)] == QueueBounds(
+    assert stats.offset_table[queue("orders", 0)] == bodies.QueueBounds(
         min_offset=0, max_offset=5, last_update_timestamp=millis(4)
     )
-    assert stats.offset_table[queue("orders", 3)] == QueueBounds()
+    assert stats.offset_table[queue("orders", 3)] == bodies.QueueBounds()
     assert stats.topic_put_tps == 1.0
 
 
@@ -92,10 +74,10 @@ async def test_the_progress_of_a_group_is_told_in_messages_and_in_time(client):
 
     stats = await consume_stats(client)
 
-    assert stats.offset_table[queue("orders", 0)] == QueueProgress(
+    assert stats.offset_table[queue("orders", 0)] == bodies.QueueProgress(
         broker_offset=5, consumer_offset=2, pull_offset=4, last_timestamp=millis(1)
     )
-    assert stats.offset_table[queue("orders", 1)] == QueueProgress()
+    assert stats.offset_table[queue("orders", 1)] == bodies.QueueProgress()
     assert stats.consume_tps > 0
 
 
@@ -120,15 +102,15 @@ async def test_all_groups_are_measured_together(broker, client):
 
     stats = await told(
         client,
-        ConsumeStatsList,
+        bodies.ConsumeStatsList,
         RequestCode.GET_BROKER_CONSUME_STATS,
-        GetBrokerConsumeStatsRequest(),
+        headers.GetBrokerConsumeStatsRequest(),
     )
     ordered = await told(
         client,
-        ConsumeStatsList,
+        bodies.ConsumeStatsList,
         RequestCode.GET_BROKER_CONSUME_STATS,
-        GetBrokerConsumeStatsRequest(is_order=True),
+        headers.GetBrokerConsumeStatsRequest(is_order=True),
     )
 
     by_group = {name: each for entry in stats.consume_stats_list for name, each in entry.items()}
@@ -151,12 +133,12 @@ async def test_retries_wait_for_a_group_that_has_no_progress_in_them(broker, cli
     stats = await consume_stats(client)
     every = await told(
         client,
-        ConsumeStatsList,
+        bodies.ConsumeStatsList,
         RequestCode.GET_BROKER_CONSUME_STATS,
-        GetBrokerConsumeStatsRequest(),
+        headers.GetBrokerConsumeStatsRequest(),
     )
 
-    waiting = QueueProgress(broker_offset=2, consumer_offset=0)
+    waiting = bodies.QueueProgress(broker_offset=2, consumer_offset=0)
     assert stats.offset_table[queue(f"%RETRY%{GROUP}")] == waiting
     by_group = {name: each for entry in every.consume_stats_list for name, each in entry.items()}
     assert by_group[GROUP][0].offset_table[queue(f"%RETRY%{GROUP}")] == waiting
@@ -169,8 +151,8 @@ async def test_the_time_that_a_group_lags_behind_is_told(client, clock):
     await client.report("orders", 2)
     clock.time = START + 60
 
-    header = QueryConsumeTimeSpanRequest(topic="orders", group=GROUP)
-    spans = await told(client, ConsumeTimeSpans, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
+    header = headers.QueryConsumeTimeSpanRequest(topic="orders", group=GROUP)
+    spans = await told(client, bodies.ConsumeTimeSpans, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
 
     first, second = spans.consume_time_span_set[:2]
     local = datetime.fromtimestamp(START, UTC).astimezone()
@@ -182,11 +164,11 @@ async def test_the_time_that_a_group_lags_behind_is_told(client, clock):
 
 
 async def test_the_entries_of_a_queue_are_shown(broker, client):
-    header = QueryConsumeQueueRequest(
+    header = headers.QueryConsumeQueueRequest(
         topic="orders", queue_id=0, index=1, count=2, consumer_group="nobody"
     )
 
-    shown = await told(client, ConsumeQueueEntries, RequestCode.QUERY_CONSUME_QUEUE, header)
+    shown = await told(client, bodies.ConsumeQueueEntries, RequestCode.QUERY_CONSUME_QUEUE, header)
 
     sizes = {entry.physic_size for entry in shown.queue_data}
     assert (shown.min_queue_index, shown.max_queue_index) == (0, 5)
@@ -204,32 +186,32 @@ async def test_the_entries_of_a_queue_are_shown(broker, client):
     [
         (
             RequestCode.GET_TOPIC_STATS_INFO,
-            TopicRequest(topic="never"),
+            headers.TopicRequest(topic="never"),
             ResponseCode.TOPIC_NOT_EXIST,
             "topic[never] not exist",
         ),
         (
             RequestCode.QUERY_CONSUME_TIME_SPAN,
-            QueryConsumeTimeSpanRequest(topic="never", group=GROUP),
+            headers.QueryConsumeTimeSpanRequest(topic="never", group=GROUP),
             ResponseCode.TOPIC_NOT_EXIST,
             "topic[never] not exist",
         ),
         (
             RequestCode.QUERY_CONSUME_QUEUE,
-            QueryConsumeQueueRequest(topic="never", queue_id=3, count=1),
+            headers.QueryConsumeQueueRequest(topic="never", queue_id=3, count=1),
             ResponseCode.SYSTEM_ERROR,
             "3@never is not exist!",
         ),
         (
             RequestCode.QUERY_CONSUME_QUEUE,
-            QueryConsumeQueueRequest(topic="orders", queue_id=0, index=5, count=1),
+            headers.QueryConsumeQueueRequest(topic="orders", queue_id=0, index=5, count=1),
             ResponseCode.SUCCESS,
             "Index 5 of 0@orders is not exist!",
         ),
         *(
             (
                 RequestCode.VIEW_BROKER_STATS_DATA,
-                ViewBrokerStatsRequest(stats_name=name, stats_key=key),
+                headers.ViewBrokerStatsRequest(stats_name=name, stats_key=key),
                 ResponseCode.SYSTEM_ERROR,
                 f"The stats <{name}> <{key}> not exist",
             )
@@ -248,9 +230,9 @@ async def test_what_is_not_there_is_named_in_the_answer(client, code, header, an
     assert (answer.code, answer.remark) == (answered, remark)
 
 
-async def stats_item(client: RawClient, name: str, key: str) -> BrokerStatsData:
-    header = ViewBrokerStatsRequest(stats_name=name, stats_key=key)
-    return await told(client, BrokerStatsData, RequestCode.VIEW_BROKER_STATS_DATA, header)
+async def stats_item(client: RawClient, name: str, key: str) -> bodies.BrokerStatsData:
+    header = headers.ViewBrokerStatsRequest(stats_name=name, stats_key=key)
+    return await told(client, bodies.BrokerStatsData, RequestCode.VIEW_BROKER_STATS_DATA, header)
 
 
 async def test_counts_of_topics_groups_and_the_broker_are_told(client):
@@ -271,7 +253,7 @@ async def test_counts_of_topics_groups_and_the_broker_are_told(client):
 
 
 async def runtime(client: RawClient) -> dict[str, str]:
-    return (await told(client, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO)).table
+    return (await told(client, bodies.KVTable, RequestCode.GET_BROKER_RUNTIME_INFO)).table
 
 
 async def test_the_broker_tells_what_it_did_and_what_it_has(broker, client, clock):
@@ -303,15 +285,15 @@ RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 
 
 async def reset(tool: RawClient, *, dry_run: bool = False, **fields: Any) -> Command:
-    header = ResetOffsetRequest(**({"group": GROUP, "topic": "orders"} | fields))
+    header = headers.ResetOffsetRequest(**({"group": GROUP, "topic": "orders"} | fields))
     return await ask(tool, RESET, header, extra={"dryRun": "true"} if dry_run else None)
 
 
 async def plan(tool: RawClient, *, dry_run: bool = False, **fields: Any) -> dict[int, int]:
     """A reset that must succeed: queue and offset, from its answer."""
-    header = ResetOffsetRequest(**({"group": GROUP, "topic": "orders"} | fields))
+    header = headers.ResetOffsetRequest(**({"group": GROUP, "topic": "orders"} | fields))
     extra = {"dryRun": "true"} if dry_run else None
-    body = await told(tool, ResetOffsets, RESET, header, extra=extra)
+    body = await told(tool, bodies.ResetOffsets, RESET, header, extra=extra)
     return {each.queue_id: offset for each, offset in body.offset_table.items()}
 
 
@@ -420,10 +402,10 @@ def commit(broker: Broker, group: str, *offsets: int, topic: str = "orders") -> 
 
 
 async def correction(tool: RawClient, compare: str, without: str | None = None) -> dict[int, int]:
-    header = QueryCorrectionOffsetRequest(
+    header = headers.QueryCorrectionOffsetRequest(
         topic="orders", compare_group=compare, filter_groups=without
     )
-    body = await told(tool, CorrectionOffsets, RequestCode.QUERY_CORRECTION_OFFSET, header)
+    body = await told(tool, bodies.CorrectionOffsets, RequestCode.QUERY_CORRECTION_OFFSET, header)
     return body.correction_offsets
 
 
@@ -437,7 +419,7 @@ async def test_the_correction_is_the_lowest_progress_unless_the_group_is_behind(
 
 
 async def clone(tool: RawClient, source: str, target: str, **fields: Any) -> Command:
-    header = CloneGroupOffsetRequest(src_group=source, dest_group=target, **fields)
+    header = headers.CloneGroupOffsetRequest(src_group=source, dest_group=target, **fields)
     return await ask(tool, RequestCode.CLONE_GROUP_OFFSET, header)
 
 

@@ -31,35 +31,33 @@ from tests.support.prometheus import parse_metrics
 from tests.support.store import FailingFiles, HandClock
 
 
-async def test_a_delayed_message_is_invisible_until_it_is_due(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("T", b"later", properties={"DELAY": "3"}, queue_id=2)
+async def test_a_delayed_message_is_invisible_until_it_is_due(hand, hand_client):
+    await hand_client.stored("T", b"later", properties={"DELAY": "3"}, queue_id=2)
 
-        broker.advance(9.999)
-        early = broker.bodies("T", 2)
-        broker.advance(0.001)
+    hand.advance(9.999)
+    early = hand.bodies("T", 2)
+    hand.advance(0.001)
 
-        assert early == []
-        assert broker.bodies("T", 2) == [b"later"]
+    assert early == []
+    assert hand.bodies("T", 2) == [b"later"]
 
 
-async def test_what_is_delivered_is_the_message_that_was_sent(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        answer = await client.stored(
-            "T", b"x", properties={"DELAY": "1", "TAGS": "a", "KEYS": "k"}, queue_id=1, flag=7
-        )
-        parked = broker.messages("SCHEDULE_TOPIC_XXXX", 0)[0]
-        broker.advance(1)
-        message = broker.messages("T", 1)[0]
+async def test_what_is_delivered_is_the_message_that_was_sent(hand, hand_client):
+    answer = await hand_client.stored(
+        "T", b"x", properties={"DELAY": "1", "TAGS": "a", "KEYS": "k"}, queue_id=1, flag=7
+    )
+    parked = hand.messages("SCHEDULE_TOPIC_XXXX", 0)[0]
+    hand.advance(1)
+    message = hand.messages("T", 1)[0]
 
-        assert (answer.queue_id, answer.queue_offset) == (1, 0)
-        assert parked.properties["REAL_TOPIC"] == "T"
-        assert parked.properties["REAL_QID"] == "1"
-        assert message.properties == parked.properties
-        assert (message.tags, message.keys, message.flag) == ("a", "k", 7)
-        assert message.unique_id == answer.transaction_id
-        assert (message.born_ms, message.born_host) == (parked.born_ms, parked.born_host)
-        assert message.store_ms == milliseconds(broker.clock.now())
+    assert (answer.queue_id, answer.queue_offset) == (1, 0)
+    assert parked.properties["REAL_TOPIC"] == "T"
+    assert parked.properties["REAL_QID"] == "1"
+    assert message.properties == parked.properties
+    assert (message.tags, message.keys, message.flag) == ("a", "k", 7)
+    assert message.unique_id == answer.transaction_id
+    assert (message.born_ms, message.born_host) == (parked.born_ms, parked.born_host)
+    assert message.store_ms == milliseconds(hand.clock.now())
 
 
 @settings(max_examples=15)
@@ -105,17 +103,16 @@ def put(broker: HandBroker, level: int, body: bytes) -> None:
     broker.parts.writes.finish()
 
 
-async def test_after_a_crash_what_was_not_saved_is_delivered_again_and_nothing_is_lost(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        for number in range(3):
-            put(broker, 1, b"%d" % number)
-        broker.advance(1)
-        put(broker, 1, b"3")
+async def test_after_a_crash_what_was_not_saved_is_delivered_again_and_nothing_is_lost(hand):
+    for number in range(3):
+        put(hand, 1, b"%d" % number)
+    hand.advance(1)
+    put(hand, 1, b"3")
 
-        await broker.crash()
-        broker.advance(1)
+    await hand.crash()
+    hand.advance(1)
 
-        assert broker.bodies("T", 1) == [b"0", b"1", b"2", b"0", b"1", b"2", b"3"]
+    assert hand.bodies("T", 1) == [b"0", b"1", b"2", b"0", b"1", b"2", b"3"]
 
 
 async def test_progress_is_saved_every_few_seconds(tmp_path):
@@ -177,18 +174,17 @@ async def test_a_message_stored_by_a_clock_that_was_ahead_does_not_wait_for_it(t
         assert broker.bodies("T", 2) == [b"from tomorrow"]
 
 
-async def test_a_clock_set_back_a_little_delivers_nothing_early(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        put(broker, 2, b"x")
+async def test_a_clock_set_back_a_little_delivers_nothing_early(hand):
+    put(hand, 2, b"x")
 
-        broker.advance(-0.5)
-        at_once = broker.bodies("T", 2)
-        broker.advance(5.4)
-        before = broker.bodies("T", 2)
-        broker.advance(0.1)
+    hand.advance(-0.5)
+    at_once = hand.bodies("T", 2)
+    hand.advance(5.4)
+    before = hand.bodies("T", 2)
+    hand.advance(0.1)
 
-        assert at_once == before == []
-        assert broker.bodies("T", 2) == [b"x"]
+    assert at_once == before == []
+    assert hand.bodies("T", 2) == [b"x"]
 
 
 async def test_a_step_delivers_a_bounded_number(tmp_path):
@@ -237,82 +233,80 @@ def has_queues(hand: HandBroker, topic: str = "orders") -> bool:
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)
 async def test_a_deleted_topic_does_not_come_back_with_what_was_parked_for_it(
-    tmp_path, properties, caplog
+    hand, hand_client, properties, caplog
 ):
-    async with hand_broker(tmp_path) as (hand, client):
-        for _ in range(3):
-            await client.stored("orders", properties=properties)
-        await client.stored("others", b"stays", properties=properties)
-        await delete(client)
+    for _ in range(3):
+        await hand_client.stored("orders", properties=properties)
+    await hand_client.stored("others", b"stays", properties=properties)
+    await delete(hand_client)
 
-        with caplog.at_level(logging.WARNING):
-            hand.advance(2)
-
-        assert "orders" not in hand.parts.topics
-        assert not has_queues(hand)
-        assert hand.bodies("others") == [b"stays"]
-        assert await dropped(hand) == 3
-        told = [record for record in caplog.records if "topic was deleted" in record.getMessage()]
-        assert [record.__dict__["topic"] for record in told] == ["orders"]
-        await hand.restart()
+    with caplog.at_level(logging.WARNING):
         hand.advance(2)
-        assert "orders" not in hand.parts.topics
-        assert not has_queues(hand)
+
+    assert "orders" not in hand.parts.topics
+    assert not has_queues(hand)
+    assert hand.bodies("others") == [b"stays"]
+    assert await dropped(hand) == 3
+    told = [record for record in caplog.records if "topic was deleted" in record.getMessage()]
+    assert [record.__dict__["topic"] for record in told] == ["orders"]
+    await hand.restart()
+    hand.advance(2)
+    assert "orders" not in hand.parts.topics
+    assert not has_queues(hand)
 
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)
 async def test_after_a_deletion_and_a_crash_a_topic_gets_only_what_was_sent_to_it_since(
-    tmp_path, properties
+    hand, hand_client, properties
 ):
-    async with hand_broker(tmp_path) as (hand, client):
-        await client.stored("orders", b"before", properties=properties)
-        await delete(client)
-        await client.stored("orders", b"after", properties=properties)
+    await hand_client.stored("orders", b"before", properties=properties)
+    await delete(hand_client)
+    await hand_client.stored("orders", b"after", properties=properties)
 
-        await hand.crash()
-        hand.advance(2)
+    await hand.crash()
+    hand.advance(2)
 
-        assert hand.bodies("orders") == [b"after"]
-        assert await dropped(hand) == 1
+    assert hand.bodies("orders") == [b"after"]
+    assert await dropped(hand) == 1
 
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)
 async def test_a_topic_that_a_crash_made_forgotten_is_made_again_for_what_was_parked(
-    tmp_path, properties
+    hand, hand_client, properties
 ):
-    async with hand_broker(tmp_path) as (hand, client):
-        await client.stored("orders", b"answered", queue_id=2, properties=properties)
+    await hand_client.stored("orders", b"answered", queue_id=2, properties=properties)
 
-        # The table of topics was not saved.
-        await hand.crash()
-        assert "orders" not in hand.parts.topics
-        hand.advance(2)
+    # The table of topics was not saved.
+    await hand.crash()
+    assert "orders" not in hand.parts.topics
+    hand.advance(2)
 
-        topic = hand.parts.topics.get("orders")
-        assert topic is not None
-        assert topic.read_queue_nums == 3
-        assert hand.bodies("orders", 2) == [b"answered"]
-        assert await dropped(hand) == 0
+    topic = hand.parts.topics.get("orders")
+    assert topic is not None
+    assert topic.read_queue_nums == 3
+    assert hand.bodies("orders", 2) == [b"answered"]
+    assert await dropped(hand) == 0
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["not asked about", "asked about"])
-async def test_the_commit_of_a_half_message_does_not_bring_a_deleted_topic_back(tmp_path, is_asked):
-    async with hand_broker(tmp_path) as (hand, client):
-        producer = await AskedProducer.join(hand.broker)
-        await client.stored("orders")
-        half = await send_half(producer, "orders", b"half", hand)
-        await delete(client)
+async def test_the_commit_of_a_half_message_does_not_bring_a_deleted_topic_back(
+    hand, hand_client, is_asked
+):
+    producer = await AskedProducer.join(hand.broker)
+    await hand_client.stored("orders")
+    half = await send_half(producer, "orders", b"half", hand)
+    await delete(hand_client)
 
-        if is_asked:
-            # Whoever is asked about a half message ends a copy of it, which is younger.
-            hand.clock.advance(60)
-            await until(lambda: look(hand, producer))
-            answer = await producer.answer_question(producer.questions[0], TransactionState.COMMIT)
-        else:
-            answer = await producer.end(end_header(half, TransactionState.COMMIT))
+    if is_asked:
+        # Whoever is asked about a half message ends a copy of it, which is younger.
+        hand.clock.advance(60)
+        await until(lambda: look(hand, producer))
+        answer = await producer.answer_question(producer.questions[0], TransactionState.COMMIT)
+    else:
+        answer = await producer.end(end_header(half, TransactionState.COMMIT))
 
-        assert answer.code == ResponseCode.SUCCESS
-        assert "orders" not in hand.parts.topics
-        assert not has_queues(hand)
-        assert await dropped(hand) == 1
-        await producer.close()
+    assert answer.code == ResponseCode.SUCCESS
+    assert "orders" not in hand.parts.topics
+    assert not has_queues(hand)
+    assert await dropped(hand) == 1
+    await producer.close()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
 
 from orbitmq.remoting.channels import connect
-from orbitmq.remoting.settings import Address, RemotingError, parse_address
+from orbitmq.remoting.settings import RemotingError, parse_address
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.headers import SendMessageResponse
 from tests.support.broker import RawClient, messages_in, until
@@ -23,8 +22,6 @@ pytestmark = pytest.mark.timeout(180)
 HALF = (ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 FILE_SIZE = 4 * 1024 * 1024
 SETTINGS = (f"store.file_size={FILE_SIZE}", "replication.heartbeat=0.5", "replication.retry=0.1")
-
-StartProcess = Callable[..., Awaitable[tuple[Started, Address]]]
 
 
 @pytest.fixture

@@ -30,34 +30,33 @@ SCHEDULE = [
 
 
 @pytest.mark.feature("F2")
-async def test_a_copy_is_stored_for_the_group_and_the_message_stays_as_it_is(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        sent = await client.stored(
-            "orders", b"bad", properties={"TAGS": "a", "KEYS": "k1 k2", "mine": "x"}, queue_id=3
-        )
-        original = broker.messages("orders", 3)[0]
-        record = original.encode()
+async def test_a_copy_is_stored_for_the_group_and_the_message_stays_as_it_is(hand, hand_client):
+    sent = await hand_client.stored(
+        "orders", b"bad", properties={"TAGS": "a", "KEYS": "k1 k2", "mine": "x"}, queue_id=3
+    )
+    original = hand.messages("orders", 3)[0]
+    record = original.encode()
 
-        answer = await send_back(client, original)
-        parked = broker.messages("SCHEDULE_TOPIC_XXXX", 2)[0]
-        broker.advance(10)
-        copy = broker.messages(RETRY)[0]
+    answer = await send_back(hand_client, original)
+    parked = hand.messages("SCHEDULE_TOPIC_XXXX", 2)[0]
+    hand.advance(10)
+    copy = hand.messages(RETRY)[0]
 
-        assert answer.code == ResponseCode.SUCCESS
-        assert (parked.reconsume_times, parked.properties["DELAY"]) == (1, "3")
-        assert copy.reconsume_times == 1
-        assert copy.body == b"bad"
-        assert copy.unique_id == sent.transaction_id
-        assert copy.properties["RETRY_TOPIC"] == "orders"
-        assert copy.properties["ORIGIN_MESSAGE_ID"] == sent.msg_id
-        assert copy.properties["WAIT"] == "false"
-        assert {name: copy.properties[name] for name in ("TAGS", "KEYS", "mine")} == {
-            "TAGS": "a",
-            "KEYS": "k1 k2",
-            "mine": "x",
-        }
-        assert (copy.born_ms, copy.born_host) == (original.born_ms, original.born_host)
-        assert broker.messages("orders", 3)[0].encode() == record
+    assert answer.code == ResponseCode.SUCCESS
+    assert (parked.reconsume_times, parked.properties["DELAY"]) == (1, "3")
+    assert copy.reconsume_times == 1
+    assert copy.body == b"bad"
+    assert copy.unique_id == sent.transaction_id
+    assert copy.properties["RETRY_TOPIC"] == "orders"
+    assert copy.properties["ORIGIN_MESSAGE_ID"] == sent.msg_id
+    assert copy.properties["WAIT"] == "false"
+    assert {name: copy.properties[name] for name in ("TAGS", "KEYS", "mine")} == {
+        "TAGS": "a",
+        "KEYS": "k1 k2",
+        "mine": "x",
+    }
+    assert (copy.born_ms, copy.born_host) == (original.born_ms, original.born_host)
+    assert hand.messages("orders", 3)[0].encode() == record
 
 
 async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path):
@@ -94,69 +93,65 @@ async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path)
     ("by_group", "by_consumer", "allowed"), [(16, None, 16), (2, None, 2), (2, 5, 5), (16, 0, 0)]
 )
 async def test_the_group_and_the_consumer_say_after_how_many_attempts_a_message_is_dead(
-    tmp_path, by_group, by_consumer, allowed
+    hand, hand_client, by_group, by_consumer, allowed
 ):
-    async with hand_broker(tmp_path) as (broker, client):
-        broker.parts.groups.update(
-            SubscriptionGroupConfig(group_name=GROUP, retry_max_times=by_group), now=0
-        )
-        await client.stored("orders", b"bad")
-        message = broker.messages("orders")[0]
+    hand.parts.groups.update(
+        SubscriptionGroupConfig(group_name=GROUP, retry_max_times=by_group), now=0
+    )
+    await hand_client.stored("orders", b"bad")
+    message = hand.messages("orders")[0]
 
-        for _ in range(allowed):
-            await send_back(client, message, max_reconsume_times=by_consumer)
-            broker.advance(7200)
-            message = broker.messages(RETRY)[-1]
-        alive = broker.messages(DEAD)
-        await send_back(client, message, max_reconsume_times=by_consumer)
+    for _ in range(allowed):
+        await send_back(hand_client, message, max_reconsume_times=by_consumer)
+        hand.advance(7200)
+        message = hand.messages(RETRY)[-1]
+    alive = hand.messages(DEAD)
+    await send_back(hand_client, message, max_reconsume_times=by_consumer)
 
-        assert alive == []
-        assert [dead.body for dead in broker.messages(DEAD)] == [b"bad"]
-        topic = broker.parts.topics.get(DEAD)
-        assert topic is not None
-        assert (topic.read_queue_nums, topic.perm) == (1, 6)
-
-
-async def test_a_consumer_may_name_the_level(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("orders", b"bad")
-
-        await send_back(client, broker.messages("orders")[0], level=1)
-        broker.advance(1)
-
-        assert broker.bodies(RETRY) == [b"bad"]
+    assert alive == []
+    assert [dead.body for dead in hand.messages(DEAD)] == [b"bad"]
+    topic = hand.parts.topics.get(DEAD)
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.perm) == (1, 6)
 
 
-async def test_a_consumer_may_name_a_delay(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("orders", b"bad")
+async def test_a_consumer_may_name_the_level(hand, hand_client):
+    await hand_client.stored("orders", b"bad")
 
-        broker.advance(0.0007)
-        await send_back(client, broker.messages("orders")[0], extra={"delayMs": "1234"})
-        broker.advance(1.2335)
-        early = broker.bodies(RETRY)
-        broker.advance(0.0008)
+    await send_back(hand_client, hand.messages("orders")[0], level=1)
+    hand.advance(1)
 
-        assert early == []
-        assert broker.bodies(RETRY) == [b"bad"]
-        assert broker.messages(RETRY)[0].reconsume_times == 1
+    assert hand.bodies(RETRY) == [b"bad"]
 
 
-async def test_a_consumer_may_give_up_at_once_and_say_why(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("orders", b"bad")
+async def test_a_consumer_may_name_a_delay(hand, hand_client):
+    await hand_client.stored("orders", b"bad")
 
-        await send_back(
-            client,
-            broker.messages("orders")[0],
-            level=-1,
-            extra={"reason": "ValueError: no such\tcustomer\n  at line 3\x02DELAY\x011"},
-        )
-        dead = broker.messages(DEAD)[0]
+    hand.advance(0.0007)
+    await send_back(hand_client, hand.messages("orders")[0], extra={"delayMs": "1234"})
+    hand.advance(1.2335)
+    early = hand.bodies(RETRY)
+    hand.advance(0.0008)
 
-        assert dead.properties[DLQ_REASON] == "ValueError: no such customer at line 3 DELAY 1"
-        assert dead.properties["DELAY"] == "0"
-        assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
+    assert early == []
+    assert hand.bodies(RETRY) == [b"bad"]
+    assert hand.messages(RETRY)[0].reconsume_times == 1
+
+
+async def test_a_consumer_may_give_up_at_once_and_say_why(hand, hand_client):
+    await hand_client.stored("orders", b"bad")
+
+    await send_back(
+        hand_client,
+        hand.messages("orders")[0],
+        level=-1,
+        extra={"reason": "ValueError: no such\tcustomer\n  at line 3\x02DELAY\x011"},
+    )
+    dead = hand.messages(DEAD)[0]
+
+    assert dead.properties[DLQ_REASON] == "ValueError: no such customer at line 3 DELAY 1"
+    assert dead.properties["DELAY"] == "0"
+    assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
 
 
 LONG_REASON = "ValueError: " + "é" * 900
@@ -173,38 +168,36 @@ async def large(broker: HandBroker, client: RawClient, size: int) -> StoredMessa
 
 
 @pytest.mark.parametrize("size", [31_000, 31_600, 32_400])
-async def test_a_reason_that_does_not_fit_is_cut(tmp_path, size):
-    async with hand_broker(tmp_path) as (broker, client):
-        message = await large(broker, client, size)
-        for attempt in range(1, 4):
-            answer = await send_back(client, message, extra={"reason": LONG_REASON})
-            broker.advance(60)
-            message = broker.messages(RETRY)[-1]
+async def test_a_reason_that_does_not_fit_is_cut(hand, hand_client, size):
+    message = await large(hand, hand_client, size)
+    for attempt in range(1, 4):
+        answer = await send_back(hand_client, message, extra={"reason": LONG_REASON})
+        hand.advance(60)
+        message = hand.messages(RETRY)[-1]
 
-            assert answer.code == ResponseCode.SUCCESS
-            assert message.reconsume_times == attempt
-            assert message.properties["mine"].count("x") > size - 300
-            assert LONG_REASON.startswith(message.properties.get(DLQ_REASON, ""))
-        dead = await send_back(client, message, level=-1, extra={"reason": LONG_REASON})
+        assert answer.code == ResponseCode.SUCCESS
+        assert message.reconsume_times == attempt
+        assert message.properties["mine"].count("x") > size - 300
+        assert LONG_REASON.startswith(message.properties.get(DLQ_REASON, ""))
+    dead = await send_back(hand_client, message, level=-1, extra={"reason": LONG_REASON})
 
-        assert dead.code == ResponseCode.SUCCESS
-        assert broker.messages(DEAD)[0].properties["DLQ_ORIGIN_TOPIC"] == "orders"
+    assert dead.code == ResponseCode.SUCCESS
+    assert hand.messages(DEAD)[0].properties["DLQ_ORIGIN_TOPIC"] == "orders"
 
 
 @pytest.mark.parametrize("size", [32_700, MAX_PROPERTIES - 1, MAX_PROPERTIES])
 @pytest.mark.parametrize("extra", [{}, {"delayMs": "5000"}])
-async def test_a_message_without_room_for_a_retry_is_a_dead_letter(tmp_path, size, extra):
-    async with hand_broker(tmp_path) as (broker, client):
-        message = await large(broker, client, size)
+async def test_a_message_without_room_for_a_retry_is_a_dead_letter(hand, hand_client, size, extra):
+    message = await large(hand, hand_client, size)
 
-        answer = await send_back(client, message, extra={"reason": LONG_REASON} | extra)
-        broker.advance(60)
+    answer = await send_back(hand_client, message, extra={"reason": LONG_REASON} | extra)
+    hand.advance(60)
 
-        assert answer.code == ResponseCode.SUCCESS
-        assert broker.messages(RETRY) == []
-        (dead,) = broker.messages(DEAD)
-        assert dead.properties["mine"] == message.properties["mine"]
-        assert len(dead.raw_properties) <= MAX_PROPERTIES
+    assert answer.code == ResponseCode.SUCCESS
+    assert hand.messages(RETRY) == []
+    (dead,) = hand.messages(DEAD)
+    assert dead.properties["mine"] == message.properties["mine"]
+    assert len(dead.raw_properties) <= MAX_PROPERTIES
 
 
 @given(
@@ -246,76 +239,72 @@ async def test_without_timers_a_delay_is_its_level(tmp_path):
         assert broker.bodies(RETRY) == [b"bad"]
 
 
-async def test_a_group_without_retry_queues_stores_nothing(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        broker.parts.groups.update(
-            SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=0), now=0
-        )
-        await client.stored("orders", b"bad")
-        end = broker.parts.store.statistics().log_end
+async def test_a_group_without_retry_queues_stores_nothing(hand, hand_client):
+    hand.parts.groups.update(SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=0), now=0)
+    await hand_client.stored("orders", b"bad")
+    end = hand.parts.store.statistics().log_end
 
-        answer = await send_back(client, broker.messages("orders")[0])
+    answer = await send_back(hand_client, hand.messages("orders")[0])
 
-        assert answer.code == ResponseCode.SUCCESS
-        assert broker.parts.store.statistics().log_end == end
-        assert RETRY not in broker.parts.topics
+    assert answer.code == ResponseCode.SUCCESS
+    assert hand.parts.store.statistics().log_end == end
+    assert RETRY not in hand.parts.topics
 
 
-async def test_retries_of_a_group_are_spread_over_its_retry_queues(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        broker.parts.groups.update(
-            SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=3), now=0
-        )
-        for _ in range(40):
-            await client.stored("orders", b"bad")
-        for message in broker.messages("orders"):
-            await send_back(client, message, level=1)
-        broker.advance(1)
+async def test_retries_of_a_group_are_spread_over_its_retry_queues(hand, hand_client):
+    hand.parts.groups.update(SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=3), now=0)
+    for _ in range(40):
+        await hand_client.stored("orders", b"bad")
+    for message in hand.messages("orders"):
+        await send_back(hand_client, message, level=1)
+    hand.advance(1)
 
-        counts = [len(broker.messages(RETRY, queue)) for queue in range(3)]
+    counts = [len(hand.messages(RETRY, queue)) for queue in range(3)]
 
-        assert sum(counts) == 40
-        assert all(counts)
+    assert sum(counts) == 40
+    assert all(counts)
 
 
 @pytest.mark.parametrize(
     ("said", "kept"),
     [(None, "its consumer, in order, gave it up"), ("out of stock", "out of stock")],
 )
-async def test_a_message_that_a_consumer_in_order_gives_up_keeps_its_origin(tmp_path, said, kept):
-    async with hand_broker(tmp_path) as (broker, client):
-        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
-        broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
+async def test_a_message_that_a_consumer_in_order_gives_up_keeps_its_origin(
+    hand, hand_client, said, kept
+):
+    queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+    hand.parts.locks.lock(GROUP, "consumer@1", [queue], hand.clock.monotonic())
 
-        await client.stored(
-            RETRY,
-            b"bad",
-            properties={"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AB", DLQ_REASON: said},
-        )
-        dead = broker.messages(DEAD)[0]
+    await hand_client.stored(
+        RETRY,
+        b"bad",
+        properties={"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AB", DLQ_REASON: said},
+    )
+    dead = hand.messages(DEAD)[0]
 
-        assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
-        assert dead.properties["DLQ_ORIGIN_MESSAGE_ID"] == "AB"
-        assert dead.properties[DLQ_REASON] == kept
-        assert broker.messages(RETRY) == []
+    assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
+    assert dead.properties["DLQ_ORIGIN_MESSAGE_ID"] == "AB"
+    assert dead.properties[DLQ_REASON] == kept
+    assert hand.messages(RETRY) == []
 
 
-async def test_a_message_that_nobody_has_tried_waits_also_if_its_group_consumes_in_order(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
-        broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
-        properties = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AB", PUT_OFF: "true"}
+async def test_a_message_that_nobody_has_tried_waits_also_if_its_group_consumes_in_order(
+    hand, hand_client
+):
+    queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+    hand.parts.locks.lock(GROUP, "consumer@1", [queue], hand.clock.monotonic())
+    properties = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AB", PUT_OFF: "true"}
 
-        await client.stored(RETRY, b"held", properties=properties, reconsume_times=3)
-        await client.stored(
-            RETRY, b"tried", properties=properties, reconsume_times=9, max_reconsume_times=8
-        )
-        (waits,), (dead,) = broker.messages(RETRY), broker.messages(DEAD)
+    await hand_client.stored(RETRY, b"held", properties=properties, reconsume_times=3)
+    await hand_client.stored(
+        RETRY, b"tried", properties=properties, reconsume_times=9, max_reconsume_times=8
+    )
+    (waits,), (dead,) = hand.messages(RETRY), hand.messages(DEAD)
 
-        assert (waits.body, waits.reconsume_times) == (b"held", 3)
-        assert dead.body == b"tried"
-        assert PUT_OFF not in waits.properties
-        assert PUT_OFF not in dead.properties
+    assert (waits.body, waits.reconsume_times) == (b"held", 3)
+    assert dead.body == b"tried"
+    assert PUT_OFF not in waits.properties
+    assert PUT_OFF not in dead.properties
 
 
 @pytest.mark.parametrize(
@@ -327,30 +316,28 @@ async def test_a_message_that_nobody_has_tried_waits_also_if_its_group_consumes_
         ({}, {"group": "not a group"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
     ],
 )
-async def test_what_cannot_be_sent_back_is_refused(tmp_path, changes, fields, code):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("orders", b"bad")
-        message = broker.messages("orders")[0]
-        await broker.restart(**changes)
-        again = await RawClient.open(broker.broker)
+async def test_what_cannot_be_sent_back_is_refused(hand, hand_client, changes, fields, code):
+    await hand_client.stored("orders", b"bad")
+    message = hand.messages("orders")[0]
+    await hand.restart(**changes)
+    again = await RawClient.open(hand.broker)
 
-        answer = await send_back(again, message, **fields)
-        await again.close()
+    answer = await send_back(again, message, **fields)
+    await again.close()
 
-        assert answer.code == code
-        assert broker.messages("SCHEDULE_TOPIC_XXXX", 2) == []
+    assert answer.code == code
+    assert hand.messages("SCHEDULE_TOPIC_XXXX", 2) == []
 
 
 @pytest.mark.parametrize("offset", [-1, 5, 1 << 40])
-async def test_a_message_that_is_not_there_cannot_be_sent_back(tmp_path, offset):
-    async with hand_broker(tmp_path) as (_, client):
-        await client.stored("orders", b"bad")
-        nothing = message_at(offset)
+async def test_a_message_that_is_not_there_cannot_be_sent_back(hand_client, offset):
+    await hand_client.stored("orders", b"bad")
+    nothing = message_at(offset)
 
-        answer = await send_back(client, nothing)
+    answer = await send_back(hand_client, nothing)
 
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert str(offset) in (answer.remark or "")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert str(offset) in (answer.remark or "")
 
 
 async def test_a_send_back_that_the_disk_refuses_is_answered_with_the_status(tmp_path):
@@ -397,21 +384,20 @@ def message_at(offset: int) -> StoredMessage:
     return StoredMessage.build(topic="T", stored_body=b"x", physical_offset=offset)
 
 
-async def test_dead_letters_are_counted_for_topics_that_there_are(tmp_path):
+async def test_dead_letters_are_counted_for_topics_that_there_are(hand, hand_client):
     """Whoever makes up the origin of a message would make up counts, too."""
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("orders", b"first")
-        for origin in ("orders", "made up", "also made up"):
-            await client.stored(
-                RETRY,
-                b"bad",
-                properties={"RETRY_TOPIC": origin},
-                reconsume_times=9,
-                max_reconsume_times=8,
-            )
-        counts = broker.parts.counters.groups
+    await hand_client.stored("orders", b"first")
+    for origin in ("orders", "made up", "also made up"):
+        await hand_client.stored(
+            RETRY,
+            b"bad",
+            properties={"RETRY_TOPIC": origin},
+            reconsume_times=9,
+            max_reconsume_times=8,
+        )
+    counts = hand.parts.counters.groups
 
-        assert {key: each.dead_letters for key, each in counts.items()} == {
-            ("orders", GROUP): 1,
-            (RETRY, GROUP): 2,
-        }
+    assert {key: each.dead_letters for key, each in counts.items()} == {
+        ("orders", GROUP): 1,
+        (RETRY, GROUP): 2,
+    }

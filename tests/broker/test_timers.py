@@ -50,35 +50,35 @@ async def recall(client: RawClient, handle: str | None, topic: str = "T") -> Com
     ],
 )
 async def test_a_message_is_delivered_at_its_time_and_not_a_millisecond_before(
-    tmp_path, properties, after
+    hand, hand_client, properties, after
 ):
-    async with hand_broker(tmp_path) as (broker, client):
-        answer = await client.stored("T", b"later", properties=properties, queue_id=1)
-        parked = broker.messages(TIMER)[0]
+    answer = await hand_client.stored("T", b"later", properties=properties, queue_id=1)
+    parked = hand.messages(TIMER)[0]
 
-        broker.advance(after - 0.001)
-        early = broker.bodies("T", 1)
-        broker.advance(0.001)
-        message = broker.messages("T", 1)[0]
+    hand.advance(after - 0.001)
+    early = hand.bodies("T", 1)
+    hand.advance(0.001)
+    message = hand.messages("T", 1)[0]
 
-        assert early == []
-        assert message.body == b"later"
-        assert message.unique_id == answer.transaction_id
-        assert parked.properties["TIMER_OUT_MS"] == str(1_700_000_000_000 + round(after * 1000))
-        assert (parked.properties["REAL_TOPIC"], parked.properties["REAL_QID"]) == ("T", "1")
+    assert early == []
+    assert message.body == b"later"
+    assert message.unique_id == answer.transaction_id
+    assert parked.properties["TIMER_OUT_MS"] == str(1_700_000_000_000 + round(after * 1000))
+    assert (parked.properties["REAL_TOPIC"], parked.properties["REAL_QID"]) == ("T", "1")
 
 
-async def test_a_delay_that_began_within_a_millisecond_does_not_end_before_it_is_over(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        broker.advance(0.0007)
-        await client.stored("T", b"later", properties={"TIMER_DELAY_MS": "1000"})
+async def test_a_delay_that_began_within_a_millisecond_does_not_end_before_it_is_over(
+    hand, hand_client
+):
+    hand.advance(0.0007)
+    await hand_client.stored("T", b"later", properties={"TIMER_DELAY_MS": "1000"})
 
-        broker.advance(0.9995)
-        early = broker.bodies("T")
-        broker.advance(0.0008)
+    hand.advance(0.9995)
+    early = hand.bodies("T")
+    hand.advance(0.0008)
 
-        assert early == []
-        assert broker.bodies("T") == [b"later"]
+    assert early == []
+    assert hand.bodies("T") == [b"later"]
 
 
 @pytest.mark.parametrize(
@@ -90,22 +90,20 @@ async def test_a_delay_that_began_within_a_millisecond_does_not_end_before_it_is
         {"TIMER_DELIVER_MS": "12"},
     ],
 )
-async def test_a_message_whose_time_has_come_is_an_ordinary_one(tmp_path, properties):
-    async with hand_broker(tmp_path) as (broker, client):
-        answer = await client.stored("T", properties=properties)
+async def test_a_message_whose_time_has_come_is_an_ordinary_one(hand, hand_client, properties):
+    answer = await hand_client.stored("T", properties=properties)
 
-        assert answer.recall_handle is None
-        assert len(broker.messages("T")) == 1
+    assert answer.recall_handle is None
+    assert len(hand.messages("T")) == 1
 
 
-async def test_a_delay_level_counts_more_than_a_time(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("T", properties={"DELAY": "1", "TIMER_DELAY_SEC": "100"})
+async def test_a_delay_level_counts_more_than_a_time(hand, hand_client):
+    await hand_client.stored("T", properties={"DELAY": "1", "TIMER_DELAY_SEC": "100"})
 
-        parked = broker.messages("SCHEDULE_TOPIC_XXXX", 0)[0]
+    parked = hand.messages("SCHEDULE_TOPIC_XXXX", 0)[0]
 
-        assert "TIMER_DELAY_SEC" not in parked.properties
-        assert broker.messages(TIMER) == []
+    assert "TIMER_DELAY_SEC" not in parked.properties
+    assert hand.messages(TIMER) == []
 
 
 @pytest.mark.parametrize(
@@ -158,20 +156,19 @@ async def test_too_many_pending_messages_are_refused(tmp_path):
 # Recalling.
 
 
-async def test_a_recalled_message_is_not_delivered_and_others_of_its_time_are(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        kept = await client.stored("T", b"kept", properties={"TIMER_DELAY_SEC": "5"})
-        taken = await client.stored("T", b"taken", properties={"TIMER_DELAY_SEC": "5"})
+async def test_a_recalled_message_is_not_delivered_and_others_of_its_time_are(hand, hand_client):
+    kept = await hand_client.stored("T", b"kept", properties={"TIMER_DELAY_SEC": "5"})
+    taken = await hand_client.stored("T", b"taken", properties={"TIMER_DELAY_SEC": "5"})
 
-        answer = await recall(client, taken.recall_handle)
-        broker.advance(5)
+    answer = await recall(hand_client, taken.recall_handle)
+    hand.advance(5)
 
-        assert answer.code == ResponseCode.SUCCESS
-        assert answer.header(RecallMessageResponse).msg_id == taken.transaction_id
-        assert kept.recall_handle != taken.recall_handle
-        assert broker.bodies("T") == [b"kept"]
-        assert broker.parts.timers.pending == 0
-        assert broker.parts.timers._recalled == {}
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.header(RecallMessageResponse).msg_id == taken.transaction_id
+    assert kept.recall_handle != taken.recall_handle
+    assert hand.bodies("T") == [b"kept"]
+    assert hand.parts.timers.pending == 0
+    assert hand.parts.timers._recalled == {}
 
 
 def test_a_handle_is_written_as_apache_does():
@@ -206,18 +203,17 @@ def handle_of(topic: str = "T", broker: str = "broker-a", after_ms: int = 5000) 
         (base64.b64encode(b"\xff\xfe v1").decode(), "T", {}, ResponseCode.ILLEGAL_OPERATION),
     ],
 )
-async def test_a_recall_that_cannot_be_is_refused(tmp_path, handle, topic, changes, code):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("T", b"so that the topic exists")
-        await broker.restart(**changes)
-        again = await RawClient.open(broker.broker)
+async def test_a_recall_that_cannot_be_is_refused(hand, hand_client, handle, topic, changes, code):
+    await hand_client.stored("T", b"so that the topic exists")
+    await hand.restart(**changes)
+    again = await RawClient.open(hand.broker)
 
-        answer = await recall(again, handle, topic)
-        await again.close()
+    answer = await recall(again, handle, topic)
+    await again.close()
 
-        assert answer.code == code
-        assert "recall" in (answer.remark or "")
-        assert broker.messages(TIMER) == []
+    assert answer.code == code
+    assert "recall" in (answer.remark or "")
+    assert hand.messages(TIMER) == []
 
 
 # What a stop, a crash and a wrong clock do.

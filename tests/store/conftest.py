@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from orbitmq.store.store import Store
 from tests.support.store import SMALL, FailingFiles, HandClock, QuickFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    OpenStore = Callable[..., Store]
 
 
 @pytest.fixture

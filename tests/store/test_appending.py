@@ -22,13 +22,10 @@ from orbitmq.store.settings import DiskFull, MessageTooLarge, StoreFailed, Topic
 from tests.support.store import BORN_HOST, NOW, SMALL, FailingFiles, bodies, messages_of, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from orbitmq.store.append import Arrival
     from orbitmq.store.store import Store
-
-    OpenStore = Callable[..., Store]
 
 
 def log_bytes(store: Store) -> bytes:

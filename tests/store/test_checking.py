@@ -14,11 +14,8 @@ from orbitmq.store.settings import ReadSettings
 from tests.support.store import SMALL, bodies, messages_of, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from orbitmq.store.store import Store
 
-    OpenStore = Callable[..., Store]
 
 LARGE = replace(
     SMALL,

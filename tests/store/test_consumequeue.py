@@ -12,11 +12,7 @@ from orbitmq.store.settings import FlushSettings, StoreSettings, TopicRefused
 from tests.support.store import SMALL, QuickFiles, bodies, messages_of, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from orbitmq.store.store import Store
-
-    OpenStore = Callable[..., Store]
+    pass
 
 
 class CountingFiles(QuickFiles):

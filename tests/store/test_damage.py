@@ -19,14 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.config import ConfigFile
-from orbitmq.broker.progress import ProgressFile
 from orbitmq.message.stored import decode_message
 from orbitmq.store.settings import RetentionSettings, StoreError
 from orbitmq.store.store import Store
-from orbitmq.wire.codes import BodyError
-from orbitmq.wire.javajson import decode_body, encode_body
-from tests.support.damage import damage, damage_some
+from tests.support.damage import damage_some
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, lookup, messages_of, put
 
 ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "60"))
@@ -263,41 +259,6 @@ def test_a_message_whose_queue_number_changed_is_told_and_not_passed_over(tmp_pa
     assert served == [b"%d" % number for number in range(count) if number != 2]
     assert damaged == [2]
     store.abandon()
-
-
-@pytest.mark.timeout(600)
-def test_a_damaged_table_is_read_from_its_backup_and_never_half(tmp_path):
-    older = ProgressFile(offset_table={f"T{n}@g": {0: n, 1: n} for n in range(40)})
-    newer = ProgressFile(offset_table={f"T{n}@g": {0: n + 1, 1: n + 1} for n in range(40)})
-    outcomes = set()
-    for round_number in range(FIRST, FIRST + ROUNDS):
-        dice = random.Random(round_number)
-        file = ConfigFile(tmp_path / f"{round_number}.json", ProgressFile)
-        file.save(older)
-        file.save(newer)
-        before = file.path.read_bytes()
-        file.path.write_bytes(damage(before, dice))
-        is_json_still = _is_document(file.path.read_bytes())
-
-        loaded = ConfigFile(file.path, ProgressFile).load()
-
-        aside = file.path.with_name(f"{file.path.name}.damaged-1")
-        outcomes.add(is_json_still)
-        assert aside.exists() is not is_json_still, again(round_number)
-        if not is_json_still:
-            assert loaded is not None
-            assert encode_body(loaded) == encode_body(older), again(round_number)
-            assert aside.read_bytes() != before
-    if ROUNDS > 1:
-        assert outcomes == {True, False}
-
-
-def _is_document(data: bytes) -> bool:
-    try:
-        decode_body(ProgressFile, data)
-    except BodyError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("number", [44, 53, 63])

@@ -14,12 +14,10 @@ from orbitmq.store.settings import RetentionSettings
 from tests.support.store import SMALL, HandClock, QuickFiles, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from orbitmq.store.store import Store
 
-    OpenStore = Callable[..., Store]
 
 SETTINGS = replace(
     SMALL,

@@ -22,11 +22,7 @@ from orbitmq.store.settings import (
 from tests.support.store import SMALL, lookup, put, with_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from orbitmq.store.store import Store
-
-    OpenStore = Callable[..., Store]
+    pass
 
 
 def test_a_message_is_found_by_its_offset_id(open_store):

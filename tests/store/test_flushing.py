@@ -15,10 +15,8 @@ from orbitmq.store.store import Store
 from tests.support.store import SMALL, FailingFiles, QuickFiles, bodies, put, with_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    OpenStore = Callable[..., Store]
 
 SYNC = with_policy(SMALL, FlushPolicy.SYNC)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +20,8 @@ from orbitmq.store.settings import (
     RetentionSettings,
     StoreClosed,
     StoreFailed,
-    StoreSettings,
     TopicRefused,
 )
-from orbitmq.store.store import Store
 from tests.support.store import (
     BORN_HOST,
     NOW,
@@ -36,12 +33,9 @@ from tests.support.store import (
     put,
     with_policy,
 )
-from tests.support.tries import shortest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    OpenStore = Callable[..., Store]
 
 
 def descriptors() -> int:
@@ -315,31 +309,3 @@ def test_times_of_the_checkpoint_follow_a_corrected_clock(open_store, clock, mon
     found = read_checkpoint(store.root / "checkpoint", DiskFiles())
 
     assert found.physical_ms == found.logical_ms == NOW * 1000
-
-
-@pytest.mark.parametrize("is_clean", [True, False])
-def test_a_start_does_not_read_the_empty_rest_of_a_large_file(tmp_path, is_clean):
-    def open_large():
-        return Store(tmp_path / "store", StoreSettings(file_size=1 << 30), background=False)
-
-    def leave(store):
-        if is_clean:
-            store.close()
-        else:
-            store.abandon()
-
-    def start():
-        began = time.process_time()
-        store = open_large()
-        took = time.process_time() - began
-        assert bodies(store, "T", 0) == [b"kept"]
-        leave(store)
-        return took
-
-    store = open_large()
-    put(store, "T", 0, b"kept")
-    store.write()
-    leave(store)
-
-    # A gigabyte of zeros takes more than a second to look through.
-    assert shortest_of(start, 0.5) < 0.5

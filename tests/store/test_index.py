@@ -7,7 +7,6 @@ import os
 import struct
 import tempfile
 import time
-import tracemalloc
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -226,25 +225,6 @@ class ApacheFile:
 
 
 # ---- finding
-
-
-def test_a_walk_along_a_chain_remembers_nothing_of_it(tmp_path):
-    count = 20_000
-    index = KeyIndex.open(tmp_path, settings=IndexSettings(slots=7, entries=count + 1))
-    append(index, [Put(offset, START, "T", None, "Aa") for offset in range(count)])
-    found = 0
-
-    tracemalloc.start()
-    try:
-        for offset in index.candidates("T", "BB", 0, 2**63 - 1):
-            found += offset is not None
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-        close(index)
-
-    assert found == count
-    assert peak < 100_000  # a set of the offsets would take 3,000,000
 
 
 def test_the_time_window_counts_in_whole_seconds_since_the_file_began(tmp_path):

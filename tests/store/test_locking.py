@@ -15,10 +15,8 @@ from orbitmq.store.store import Store
 from tests.support.store import SMALL, FailingFiles, bodies, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    OpenStore = Callable[..., Store]
 
 OPEN_AND_WAIT = """
 import sys

@@ -10,12 +10,7 @@ from orbitmq.store.files import Preallocation, Worker
 from tests.support.store import SMALL, QuickFiles, bodies, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from orbitmq.store.store import Store
-
-    OpenStore = Callable[..., Store]
 
 
 class RecordingFiles(QuickFiles):

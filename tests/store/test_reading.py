@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import errno
-import struct
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orbitmq.filter.sql import compile_sql
-from orbitmq.filter.tags import parse_tags
-from orbitmq.store.files import DiskFiles
-from orbitmq.store.queues import ConsumeQueue, QueueFiles
-from orbitmq.store.read import Reading, ReadResult, ReadStatus, read_near, read_queue
+from orbitmq.filter.tags import Properties, TagFilter, parse_tags
+from orbitmq.store.read import ReadStatus
 from orbitmq.store.settings import ReadSettings, WriteFailed
 from tests.support.store import SMALL, QuickFiles, messages_of, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from orbitmq.store.store import Store
 
-    OpenStore = Callable[..., Store]
 
 LARGE = replace(SMALL, file_size=1 << 20, queue_file_entries=2000)
 
@@ -210,230 +205,70 @@ def test_reading_does_not_copy(open_store):
 # ---- the fast way and the rule
 
 
-class Log:
-    """Stands for a log all of whose files are there."""
+class ByTheRule:
+    """A filter in a form that has every message looked at by itself."""
 
-    def __init__(self, start: int, end: int, content: bytes | None = None) -> None:
-        self.start, self.end = start, end
-        self._view = memoryview(bytes(end) if content is None else content)
+    needs_properties = True
+    matches_all = False
 
-    def view(self, offset: int, size: int) -> memoryview | None:
-        if offset < self.start or offset + size > self.end:
-            return None
-        return self._view[offset : offset + size]
+    def __init__(self, wanted: TagFilter | None) -> None:
+        self._wanted = wanted
 
-    def file_of(self, offset: int) -> File | None:
-        return File(self._view, self.end) if offset >= self.start else None
+    def accepts_code(self, code: int) -> bool:
+        return self._wanted is None or self._wanted.accepts_code(code)
 
-    def following_file(self, offset: int) -> int:
-        return offset - offset % 4096 + 4096
+    def accepts_properties(self, _: Properties) -> bool:
+        return True
 
 
-class File:
-    def __init__(self, view: memoryview, end: int, base: int = 0) -> None:
-        self.view, self.end, self.base = view, end, base
-
-
-#: Longer than all messages of an example together.
-FILE_SIZE = 1 << 19
-#: No two places of the log look alike.
-CONTENT = struct.pack(f">{FILE_SIZE // 2}i", *range(FILE_SIZE // 2))
-
-
-class TwoFiles(Log):
-    """Stands for a log of two files."""
-
-    def __init__(self, start: int, end: int) -> None:
-        super().__init__(start, end, CONTENT)
-
-    def file_of(self, offset: int) -> File | None:
-        if offset < self.start:
-            return None
-        base = offset - offset % FILE_SIZE
-        return File(self._view[base : base + FILE_SIZE], base + FILE_SIZE, base)
-
-
-@settings(max_examples=300, deadline=None)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     messages=st.lists(
-        st.tuples(st.integers(91, 2000), st.sampled_from([1, 2, 3]), st.booleans()),
+        st.tuples(st.integers(0, 900), st.sampled_from("AB"), st.booleans()),
         min_size=1,
-        max_size=120,
+        max_size=12,
     ),
-    asked=st.integers(0, 60),
-    max_bytes=st.sampled_from([100, 3000, 1 << 40]),
-    memory_bytes=st.sampled_from([2000, 20_000, 1 << 30]),
-    codes=st.sampled_from([(1,), (1, 2), (9,)]),
-)
-def test_the_fast_way_does_what_the_rule_says(messages, asked, max_bytes, memory_bytes, codes):
-    raw, at = entries_of(messages)
-    read_settings = ReadSettings(memory_bytes=memory_bytes, memory_distance=1 << 40)
-    wanted = replace(parse_tags("x"), codes=codes)
-
-    def reading():
-        result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, 0, 0, len(messages))
-        log = Log(0, at)
-        queue = ConsumeQueue("T", 0, Path(), 32, DiskFiles(), QueueFiles(DiskFiles(), 1))
-        return Reading(log, read_settings, queue, asked, max_bytes, result), result  # type: ignore[arg-type]
-
-    fast, fast_result = reading()
-    slow, slow_result = reading()
-    slow.take_one_by_one(raw, wanted)
-
-    assert fast.take_at_once(raw, wanted) or len(messages) <= 16
-    if fast_result.next_offset:
-        assert (fast_result.status, fast_result.next_offset) == (
-            slow_result.status,
-            slow_result.next_offset,
-        )
-        assert fast_result.size == slow_result.size
-        assert fast_result.count == slow_result.count
-        assert fast_result.suggest_replica == slow_result.suggest_replica
-
-
-class Queue:
-    """Stands for a queue in memory, of which it is known whether what is old is good."""
-
-    topic_field = b""
-
-    def __init__(self, raw: bytes, min_offset: int, trusted_from: int, *, is_good: bool) -> None:
-        self._raw = raw
-        self.min_offset, self.max_offset = min_offset, len(raw) // 20
-        self.trusted_from = trusted_from
-        self.checked = {0: is_good}
-
-    def entries(self, first: int, count: int) -> bytes:
-        return self._raw[first * 20 : (first + count) * 20]
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    messages=st.lists(
-        st.tuples(st.integers(91, 2000), st.just(1), st.booleans()), min_size=1, max_size=180
+    repeats=st.sampled_from([1, 5, 10]),
+    is_reopened=st.booleans(),
+    limits=st.fixed_dictionaries(
+        {
+            "memory_distance": st.sampled_from([1 << 40, 1 << 40, 1 << 40, 5000, 0]),
+            "memory_count": st.sampled_from([32, 1024, 1]),
+            "memory_bytes": st.sampled_from([1 << 30, 20_000, 2000, 50]),
+            "check_crc": st.booleans(),
+        }
     ),
-    data=st.data(),
-    # Most are read this way: then it matters how the answer is limited.
-    asked=st.sampled_from([5, 32, 60, 500, 1, 0, -1]),
-    max_bytes=st.sampled_from([1 << 40, 1 << 40, 3000, 100, 0]),
-    memory_count=st.sampled_from([32, 1024, 1]),
-    memory_bytes=st.sampled_from([1 << 30, 20_000, 2000, 50]),
-    nearness=st.sampled_from([1 << 40, 1 << 40, 0, -1]),
-    short_by=st.sampled_from([0, 0, 0, 1, 3000]),
-    is_good=st.booleans(),
-    check_crc=st.booleans(),
+    begin=st.integers(0, 60),
 )
-def test_the_near_way_does_what_the_rule_says(
-    messages,
-    data,
-    asked,
-    max_bytes,
-    memory_count,
-    memory_bytes,
-    nearness,
-    short_by,
-    is_good,
-    check_crc,
+def test_every_fast_way_does_what_the_rule_says(
+    open_store, tmp_path_factory, messages, repeats, is_reopened, limits, begin
 ):
-    number = st.integers(0, len(messages))
-    raw, at = entries_of(messages, data.draw(number, "first of the second file"))
-    low = data.draw(st.just(0) | number, "lowest")
-    trusted_from = data.draw(st.just(0) | number, "trusted from")
-    first = data.draw(st.integers(0, len(messages) // 2) | number, "first")
-    queue = Queue(raw, low, trusted_from, is_good=is_good)
-    log = TwoFiles(0, max(0, at - short_by))
-    # As far as some message, or a little less, or all of them.
-    some = data.draw(st.integers(0, len(messages) - 1), "near from")
-    distance = max(0, log.end - struct.unpack_from(">q", raw, some * 20)[0] + nearness)
-    read_settings = ReadSettings(
-        memory_count=memory_count,
-        memory_bytes=memory_bytes,
-        memory_distance=distance,
-        check_crc=check_crc,
-    )
+    store_settings = replace(SMALL, queue_file_entries=200, read=ReadSettings(**limits))
+    root = tmp_path_factory.mktemp("ways")
+    store = open_store(store_settings, root=root)
+    for size, tag, has_neighbour in messages * repeats:
+        put(store, "T", 0, bytes(size), {"TAGS": tag})
+        if has_neighbour:
+            put(store, "T", 1, bytes(300))
+    store.write()
+    if is_reopened:
+        store.close()
+        store = open_store(store_settings, root=root)
 
-    result = read_near(queue, log, read_settings, first, asked, max_bytes)  # type: ignore[arg-type]
+    filters = [None, *map(parse_tags, ("*", "A", "A || B", "C"))]
+    for offset, asked, wanted in product((0, begin), (5, 32, 0), filters):
+        rule = ByTheRule(wanted)
+        # Limits that some messages fill exactly.
+        sizes = [store.read("T", 0, offset, count, rule).size for count in (asked, 3)]
+        for max_bytes in (1 << 40, *sizes, 100):
+            fast = store.read("T", 0, offset, asked, wanted, max_bytes)
+            slow = store.read("T", 0, offset, asked, rule, max_bytes)
 
-    looked_at = list(struct.iter_unpack(">qiq", queue.entries(first, clamped(asked, memory_count))))
-    is_served = (
-        low <= first < len(messages)
-        and log.end - looked_at[0][0] <= distance
-        and looked_at[-1][0] + looked_at[-1][1] <= log.end
-        and (first >= trusted_from or is_good or not check_crc)
-    )
-    assert (result is not None) == is_served
-    if result is None:
-        return
-    # What is known to be good is not checked by the rule either.
-    known = replace(read_settings, check_crc=False)
-    expected = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, first, low, len(messages))
-    rule = Reading(log, known, queue, asked, max(max_bytes, 100), expected)  # type: ignore[arg-type]
-    rule.take_one_by_one(raw[first * 20 :], None)
-    assert b"".join(result.pieces) == b"".join(expected.pieces)
-    assert replace(result, pieces=()) == replace(expected, pieces=())
-
-
-def clamped(asked: int, most: int) -> int:
-    return max(1, min(asked, most))
-
-
-def entries_of(
-    messages: list[tuple[int, int, bool]], second_file: int | None = None
-) -> tuple[bytes, int]:
-    """Entries of messages with these sizes and codes, some with others behind; where they end.
-
-    The message with the number `second_file` is the first of that file.
-    """
-    raw, at = b"", 0
-    for number, (size, code, has_neighbour) in enumerate(messages):
-        if number == second_file:
-            at = FILE_SIZE
-        raw += struct.pack(">qiq", at, size, code)
-        at += size + (500 if has_neighbour else 0)
-    return raw, at
-
-
-class Alone:
-    """Stands for a queue that has one message."""
-
-    min_offset, max_offset, trusted_from, topic_field = 7, 8, 0, b""
-
-    def __init__(self, entry: bytes) -> None:
-        self._entry = entry
-
-    def entries(self, first: int, _: int) -> bytes:
-        assert first == 7
-        return self._entry
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    size=st.sampled_from([-1, 0, 50, 91, 2000, 0x7FFFFFFF]),
-    at=st.sampled_from([-20, 0, 1000, 3000, 8000]),
-    start=st.sampled_from([0, 2000]),
-    distance=st.sampled_from([100, 1 << 40]),
-    asked=st.sampled_from([0, 1, 32]),
-    wanted=st.sampled_from(
-        [None, parse_tags("*"), replace(parse_tags("x"), codes=(1,)), compile_sql("a = '1'")]
-    ),
-    code=st.sampled_from([1, 2]),
-)
-def test_a_message_that_is_alone_is_read_as_the_rule_says(
-    size, at, start, distance, asked, wanted, code
-):
-    read_settings = ReadSettings(memory_distance=distance, check_crc=False)
-    log, queue = Log(start, 4000), Alone(struct.pack(">qiq", at, size, code))
-    expected = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, 7, 7, 8)
-    rule = Reading(log, read_settings, queue, asked, 1 << 30, expected)  # type: ignore[arg-type]
-    rule.take_one_by_one(queue.entries(7, 1), wanted)
-
-    results = [read_queue(queue, log, read_settings, 7, asked, wanted, 1 << 30)]  # type: ignore[arg-type]
-    near = read_near(queue, log, read_settings, 7, asked, 1 << 30)  # type: ignore[arg-type]
-    if near is not None and (wanted is None or wanted == parse_tags("*")):
-        results.append(near)
-
-    for result in results:
-        assert list(result.pieces) == list(expected.pieces)
-        assert replace(result, pieces=()) == replace(expected, pieces=())
+            assert b"".join(fast.pieces) == b"".join(slow.pieces)
+            assert replace(fast, pieces=(), judged=0) == replace(slow, pieces=(), judged=0)
+    store.abandon()
 
 
 class ScarceFiles(QuickFiles):

@@ -14,11 +14,8 @@ from orbitmq.store.settings import ReadSettings
 from tests.support.store import SMALL, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from orbitmq.store.store import Store
 
-    OpenStore = Callable[..., Store]
 
 LARGE = replace(SMALL, file_size=1 << 20, queue_file_entries=2000)
 

@@ -16,12 +16,10 @@ from orbitmq.store.settings import DiskFull, RetentionSettings
 from tests.support.store import NOW, SMALL, FailingFiles, bodies, lookup, put, with_retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from orbitmq.store.store import Store
 
-    OpenStore = Callable[..., Store]
 
 HOUR = 3600.0
 

@@ -13,11 +13,7 @@ from orbitmq.store.settings import RetentionSettings
 from tests.support.store import SMALL, messages_of, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from orbitmq.store.store import Store
-
-    OpenStore = Callable[..., Store]
+    pass
 
 
 def brute_force(times: list[int], first: int, wanted: int, boundary: Boundary) -> int:
