@@ -229,25 +229,6 @@ async def test_a_broker_that_was_displaced_says_by_whom_and_is_back_when_that_on
 
 
 @pytest.mark.usefixtures("often")
-async def test_brokers_that_displace_each_other_again_and_again_both_know_and_stay_unready(
-    start_broker, name_server, caplog
-):
-    told = {
-        "name_servers": (str(name_server.address),),
-        "registration": RegistrationSettings(interval=0.2),
-    }
-    brokers = [await start_broker(root=root, **told) for root in ("one", "two")]
-
-    await until(lambda: all(why_not_ready(each.parts) for each in brokers), 20)
-    places = [each.parts.registration.conflicts for each in brokers]
-
-    assert str(brokers[1].address) in places[0][0]
-    assert str(brokers[0].address) in places[1][0]
-    # The name server says it once a minute, however often it happens.
-    assert sum("two brokers claim" in text for text in caplog.messages) == 1
-
-
-@pytest.mark.usefixtures("often")
 async def test_a_broker_that_a_name_server_has_lost_registers_at_once(start_broker, name_server):
     broker = await start_broker(name_servers=(str(name_server.address),), registration=RARE)
     await registered(broker)

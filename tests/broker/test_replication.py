@@ -19,7 +19,6 @@ from tests.support.replication import (
     QUICK,
     SERVING,
     consume,
-    following,
     log_bytes,
     serving,
     slave_of,
@@ -112,25 +111,6 @@ async def test_a_slave_that_is_killed_again_and_again_catches_up_without_a_gap(
     end = master.parts.store.mirroring.end
     mine, theirs = log_bytes(tmp_path / "master"), log_bytes(tmp_path / "slave")
     assert b"".join(mine.values())[:end] == b"".join(theirs.values())[:end]
-
-
-async def test_a_slave_waits_for_a_master_that_comes_back(start_broker, open_client, master):
-    await send_many(await open_client(master), 20)
-    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
-    await until_copied(master, slave)
-    address, ha_port = master.address, serving(master).address.port
-    await crash(master)
-    await until(lambda: not following(slave).is_connected)
-
-    master = await start_broker(
-        root="master",
-        replication=replace(SERVING, port=ha_port),
-        server=replace(master._settings.server, port=address.port),
-    )
-    await send_many(await open_client(master), 20, first=20)
-    await until_copied(master, slave)
-
-    assert await numbers(await open_client(slave), 1) == list(range(1, 40, 4))
 
 
 async def test_an_empty_slave_gets_the_newest_file_and_everything_if_the_master_says_so(

@@ -414,18 +414,6 @@ async def test_a_message_with_its_own_time_is_asked_about_after_it(broker, produ
     assert "TRANSACTION_CHECK_TIMES" not in copy.properties
 
 
-async def test_an_end_that_quotes_the_first_copy_ends_the_later_ones(broker, producer):
-    half = await send_half(producer, "T", b"x", broker, CHECK_IMMUNITY_TIME_IN_SECONDS="45")
-    check(broker)
-
-    await producer.end(end_header(half, COMMIT))
-    for _ in range(3):
-        check(broker)
-
-    assert broker.bodies("T") == [b"x"]
-    assert await asked(producer) == []
-
-
 @pytest.mark.parametrize(
     ("first", "then", "seen"), [(COMMIT, ROLLBACK, [b"x"]), (ROLLBACK, COMMIT, [])]
 )
