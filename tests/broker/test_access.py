@@ -117,7 +117,7 @@ def tampered(change: Callable[[Command], Command]) -> Callable[[Command], Comman
         ),
     ],
 )
-async def test_who_is_not_authenticated_can_do_nothing_at_all(guarded, open_client, prepare):
+async def test_a_client_that_is_not_authenticated_can_do_nothing(guarded, open_client, prepare):
     topics = {config.topic_name for config in guarded.parts.topics}
     client = await open_client(guarded, prepare)
 
@@ -273,7 +273,7 @@ async def test_a_host_in_a_white_list_needs_no_signature(
     assert [answer.code for answer in answers] == [code] * 3
 
 
-async def test_without_accounts_everybody_may_do_everything(broker, open_client):
+async def test_without_accounts_every_client_may_do_everything(broker, open_client):
     for prepare in (None, signed_by(STRANGER), with_fields(AccessKey="", Signature="")):
         client = await open_client(broker, prepare)
 

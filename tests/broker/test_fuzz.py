@@ -39,7 +39,9 @@ GROWTH = 48 * 1024 * 1024
 ENDS_WITHIN = 30.0
 
 
-async def test_nonsense_costs_nobody_but_the_one_who_says_it(start_broker, open_client, caplog):
+async def test_invalid_conversations_harm_only_their_own_connection(
+    start_broker, open_client, caplog
+):
     caplog.set_level(logging.WARNING, "orbitmq")
     print(f"\nseed {SEED}")
     broker = await start_broker()

@@ -270,7 +270,7 @@ async def test_a_group_that_is_not_there_and_may_not_be_made_locks_nothing(
     assert len(impossible.remark or "") < 2_000
 
 
-async def test_too_many_locks_are_told_in_the_log(start_broker, open_client, caplog):
+async def test_too_many_locks_are_logged(start_broker, open_client, caplog):
     caplog.set_level(logging.WARNING)
     broker = await start_broker(max_order_locks=2)
     has_queues(broker, "orders", 4)

@@ -160,7 +160,7 @@ async def test_short_heartbeats_are_asked_for_the_subscription_when_it_is_not_kn
 # News.
 
 
-async def test_all_members_are_told_at_once_when_one_joins(broker, open_client):
+async def test_all_members_are_notified_immediately_when_one_joins(broker, open_client):
     first, second = await open_client(broker), await open_client(broker)
 
     await first.heartbeat("c1", ORDERS)
@@ -174,7 +174,7 @@ async def test_all_members_are_told_at_once_when_one_joins(broker, open_client):
 
 
 @pytest.mark.parametrize("how", ["goodbye", "close", "abort"])
-async def test_all_members_are_told_at_once_when_one_leaves(broker, open_client, how):
+async def test_all_members_are_notified_immediately_when_one_leaves(broker, open_client, how):
     staying, leaving = await open_client(broker), await open_client(broker)
     await staying.heartbeat("c1", ORDERS)
     await leaving.heartbeat("c2", ORDERS, producers=("makers",))
@@ -218,7 +218,7 @@ async def test_an_empty_group_in_a_goodbye_is_none(broker, client):
     assert await members(client) == ["c1"]
 
 
-async def test_who_is_silent_for_too_long_is_let_go_and_the_others_are_told(
+async def test_a_member_that_is_silent_for_too_long_is_removed_and_the_others_notified(
     start_broker, open_client
 ):
     clock = HandClock()
@@ -250,7 +250,7 @@ async def test_the_retry_topic_of_a_group_that_consumes_in_order_is_ordered(brok
     assert retry.order
 
 
-async def test_a_client_with_too_many_producer_groups_is_told_and_the_rest_is_noted(
+async def test_a_heartbeat_with_too_many_producer_groups_is_refused_and_the_rest_noted(
     start_broker, open_client, caplog
 ):
     broker = await start_broker(max_producer_groups=3)
@@ -272,7 +272,7 @@ async def test_a_client_with_too_many_producer_groups_is_told_and_the_rest_is_no
     assert len(lines) == 2  # one for each connection, not for each heartbeat
 
 
-async def test_a_client_with_too_much_about_consumer_groups_is_told_and_the_rest_is_noted(
+async def test_a_heartbeat_with_too_much_about_consumer_groups_is_refused_and_the_rest_noted(
     start_broker, open_client, caplog
 ):
     broker = await start_broker(max_consumer_bytes=5_000)
@@ -298,7 +298,7 @@ async def test_a_client_with_too_much_about_consumer_groups_is_told_and_the_rest
     assert "4096 are allowed" in (nameless.remark or "")
 
 
-async def test_pulls_for_what_a_heartbeat_had_no_room_for_are_told_which_setting_it_is(
+async def test_a_pull_whose_subscription_found_no_room_is_refused_with_the_setting(
     start_broker, open_client
 ):
     broker = await start_broker(max_consumer_bytes=5_000)

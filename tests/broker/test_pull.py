@@ -114,9 +114,7 @@ async def test_the_outcome_of_a_read_has_its_code_and_its_next_offset(
 @pytest.mark.parametrize(
     ("offset", "code"), [(0, ResponseCode.PULL_NOT_FOUND), (7, ResponseCode.PULL_OFFSET_MOVED)]
 )
-async def test_a_queue_without_messages_sends_everybody_to_its_beginning(
-    broker, client, offset, code
-):
+async def test_a_pull_of_an_empty_queue_is_sent_to_its_beginning(broker, client, offset, code):
     """A topic that was deleted and made again must not be waited for at the old offset."""
     broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
 
@@ -162,7 +160,7 @@ async def test_a_client_may_limit_the_bytes_and_gets_one_message_at_least(client
 @pytest.mark.parametrize(
     ("distance", "usual", "in_bulk"), [(1 << 40, 32, 300), (0, 8, 100)], ids=["memory", "disk"]
 )
-async def test_who_asks_for_more_bytes_than_usual_gets_more_messages(
+async def test_a_pull_for_more_bytes_than_usual_gets_more_messages(
     start_broker, open_client, distance, usual, in_bulk
 ):
     """Consumers ask for 256 KiB at most, and get what they always got."""
@@ -762,7 +760,7 @@ async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(broker, cl
 
 
 @pytest.mark.parametrize(("reset", "offset"), [(3, 8), (3, 3), (0, 0)])
-async def test_a_reset_that_a_pull_keeps_is_told_and_holds_reports_off_until_another_takes_it(
+async def test_a_reset_that_a_pull_keeps_is_reported_until_another_pull_takes_it(
     broker, client, reset, offset
 ):
     """Tasks of a group on Spark pull so: what they hear may be lost with them."""
@@ -784,7 +782,7 @@ async def test_a_reset_that_a_pull_keeps_is_told_and_holds_reports_off_until_ano
     assert progress.stored("orders", GROUP, 0) == 8
 
 
-async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there(
+async def test_a_commit_after_a_reset_counts_when_the_group_reads_at_a_slave(
     start_broker, open_client
 ):
     broker = await start_broker(pull=PullSettings(slave_read_enable=True))

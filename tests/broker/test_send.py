@@ -550,7 +550,7 @@ async def test_a_batch_is_stored_as_single_messages_side_by_side(client, code):
     ("fields", "count"),
     [({"m": "true"}, 3), ({"m": "1"}, 3), ({"m": "false"}, 1), ({"m": "0"}, 1), ({}, 1)],
 )
-async def test_a_batch_is_told_by_its_field_alone(client, fields, count):
+async def test_a_batch_is_recognised_by_its_field_alone(client, fields, count):
     """C++ clients send `1`, which Apache's broker does not understand."""
     letters = {"a": "makers", "b": "orders", "c": "TBW102", "d": "4", "e": "0"}
     letters |= {"f": "0", "g": "1700000000000", "h": "0"}

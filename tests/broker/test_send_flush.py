@@ -139,7 +139,7 @@ def broker_connections(broker: Broker) -> Any:
     return broker.parts.listeners.connections
 
 
-async def test_a_send_whose_flush_takes_too_long_is_told_that_it_is_stored_but_not_flushed(
+async def test_a_send_whose_flush_takes_too_long_is_answered_stored_but_not_flushed(
     start, open_client, disk
 ):
     broker = await start(flush_timeout=0.05)
@@ -173,7 +173,7 @@ async def test_a_message_may_say_that_it_does_not_wait(start, open_client, disk,
     assert answer.code == expected
 
 
-async def test_a_flush_that_fails_is_told_to_those_who_wait_and_ends_all_writing(
+async def test_a_flush_that_fails_is_answered_to_its_senders_and_ends_all_writing(
     start, open_client, disk
 ):
     broker = await start()
@@ -209,7 +209,7 @@ async def test_too_many_waiting_sends_make_the_broker_busy_until_the_disk_has_ca
     assert broker.parts.counters.busy_puts == 2
 
 
-async def test_a_stop_answers_those_who_wait_for_the_disk(start, open_client, disk):
+async def test_a_stop_answers_sends_that_wait_for_the_disk(start, open_client, disk):
     broker = await start()
     client = await open_client(broker)
     disk.gate.clear()

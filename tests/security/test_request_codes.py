@@ -191,7 +191,9 @@ async def test_every_request_that_a_broker_answers_is_in_the_table(broker):
         pytest.param(NOBODY, id="no permissions"),
     ],
 )
-async def test_who_has_no_right_is_refused_every_request_and_changes_nothing(broker, credentials):
+async def test_a_client_without_rights_is_refused_every_request_and_changes_nothing(
+    broker, credentials
+):
     before = state_of(broker)
     connection = await connect(broker.address, prepare=signed_by(credentials))
     allowed = []
@@ -240,7 +242,7 @@ async def test_an_account_with_all_topics_and_groups_is_still_no_administrator(b
     assert refused == []
 
 
-async def test_a_code_that_nobody_knows_is_refused_before_anything_else(broker):
+async def test_an_unknown_code_is_refused_before_anything_else(broker):
     connection = await connect(broker.address, prepare=signed_by(ALMIGHTY))
 
     answers = [await ask(connection, code, {}, b"") for code in (0, 9, 9999, 2**31 - 1)]

@@ -141,9 +141,7 @@ DENIED = [
 
 @pytest.mark.parametrize(("who", "topic", "group", "missing"), DENIED)
 @pytest.mark.parametrize("way", ["subscribed", "assigned"])
-def test_a_poll_raises_what_is_missing_without_using_its_time_up(
-    guarded, way, who, topic, group, missing
-):
+def test_a_poll_raises_immediately_what_is_missing(guarded, way, who, topic, group, missing):
     with PullConsumer(group, client=guarded.settings(who), consume_from="first") as consumer:
         if way == "subscribed":
             consumer.subscribe(topic)
@@ -199,7 +197,7 @@ async def test_one_denied_topic_does_not_end_a_consumer_to_which_others_come(gua
 
 
 @pytest.mark.parametrize("kind", ["nobody listens", "nobody answers", "a broker"])
-async def test_a_wrong_address_is_told_with_what_to_do(guarded, caplog, kind):
+async def test_a_wrong_address_is_reported_with_the_remedy(guarded, caplog, kind):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         if kind == "nobody answers":
@@ -211,7 +209,7 @@ async def test_a_wrong_address_is_told_with_what_to_do(guarded, caplog, kind):
         consumer.on("orders")(lambda message: None)
         running = asyncio.create_task(consumer.run())
 
-        await until_told(lambda: caplog.messages, "until a name server answers")
+        await until_reported(lambda: caplog.messages, "until a name server answers")
         await until(lambda: len(consumer.statistics().troubles) == 1)
         (trouble,) = consumer.statistics().troubles
         consumer.stop_soon()
@@ -221,7 +219,7 @@ async def test_a_wrong_address_is_told_with_what_to_do(guarded, caplog, kind):
     assert "address" in trouble
 
 
-async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, names, caplog):
+async def test_a_paused_group_is_reported_and_consumed_when_it_is_resumed(guarded, names, caplog):
     group = next(names)
     guarded.operate("group", "create", group)
     guarded.operate("group", "pause", group, "--yes")
@@ -233,8 +231,10 @@ async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, n
     polled.subscribe("orders")
 
     async with polled:
-        await until_told(lambda: consumer.statistics().troubles, f"orbitmq group resume {group}")
-        await until_told(lambda: polled.statistics().troubles, f"orbitmq group resume {group}")
+        await until_reported(
+            lambda: consumer.statistics().troubles, f"orbitmq group resume {group}"
+        )
+        await until_reported(lambda: polled.statistics().troubles, f"orbitmq group resume {group}")
         assert await polled.poll(0.1) == []
     await asyncio.to_thread(guarded.operate, "group", "resume", group)
     await until(lambda: "m0" in seen)
@@ -250,7 +250,7 @@ async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, n
     ("choice", "words"),
     [({"tags": "piad"}, "the tags 'piad'"), ({"sql": "TAGS = 'piad'"}, 'the condition "TAGS')],
 )
-async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matches(
+async def test_a_filter_that_matches_nothing_is_reported_until_something_matches(
     guarded, names, caplog, choice, words
 ):
     topic = next(names)
@@ -263,7 +263,7 @@ async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matc
         consumer.subscribe(topic, **choice)
 
         async with consumer:
-            await until_told(lambda: consumer.statistics().troubles, words)
+            await until_reported(lambda: consumer.statistics().troubles, words)
             told = [each for each in caplog.messages if words in each]
             producer.send(topic, "it", tags="piad")
             found = await consumer.poll(PATIENCE)
@@ -274,7 +274,9 @@ async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matc
     assert f"gets nothing of {topic} so far: of 3 messages none" in told[0]
 
 
-async def test_a_member_without_a_queue_is_told_until_another_one_leaves(guarded, names, caplog):
+async def test_a_member_without_a_queue_is_reported_until_another_one_leaves(
+    guarded, names, caplog
+):
     group = next(names)
     seen: list[str] = []
     members = [AsyncConsumer(group, client=guarded.settings(OPERATOR)) for _ in range(3)]
@@ -284,7 +286,7 @@ async def test_a_member_without_a_queue_is_told_until_another_one_leaves(guarded
 
     for member in members:
         await member.start()
-    await until_told(
+    await until_reported(
         lambda: [trouble for member in members for trouble in member.statistics().troubles],
         "orbitmq topic update invoices --queues",
     )
@@ -394,6 +396,6 @@ async def until(condition: Callable[[], object], patience: float = PATIENCE) -> 
         await asyncio.sleep(0.01)
 
 
-async def until_told(troubles: Callable[[], Iterable[str]], words: str) -> None:
+async def until_reported(troubles: Callable[[], Iterable[str]], words: str) -> None:
     """Wait for a trouble, no longer than anybody should."""
     await until(lambda: any(words in each for each in troubles()), limit())
