@@ -368,24 +368,6 @@ def test_a_connection_has_limited_room_for_its_groups():
     assert consumers.within_room("one", data(group="new")) is not None
 
 
-@pytest.mark.parametrize(
-    "large",
-    [
-        {"sub_string": "x" * 10_000},
-        {"expression_type": "x" * 10_000},
-        {"filter_class_source": "x" * 10_000},
-        {"tags_set": ("x",) * 150},
-        {"code_set": (1,) * 250},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_every_part_of_a_subscription_takes_room(large):
-    consumers = ConsumerTable(connection_room=10_000)
-    said = data(SubscriptionData(topic="T", **large), wants("U"))
-
-    assert consumers.within_room("one", said) == data(wants("U"))
-
-
 def test_short_heartbeats_refer_to_the_last_full_one():
     consumers = ConsumerTable()
 
@@ -649,22 +631,6 @@ def test_a_check_goes_to_a_live_connection_that_accepts_more_bytes_if_there_is_o
     producers = producers_on(*"abcdefgh")
 
     assert {chosen(producers, dead=tuple(dead), full=tuple(full)) for _ in range(8)} == expected
-
-
-def test_the_lists_show_the_producers():
-    producers = ProducerTable()
-    producers.heartbeat("p", "x", Client("one", LanguageName.GO, 317, "10.0.0.1:9"), now=10.0)
-
-    connections = producers.connections("p")
-    (info,) = producers.infos("p", now=15.0, wall=1_700_000_000.0)
-
-    assert connections is not None
-    (entry,) = connections.connection_set
-    assert (entry.client_id, entry.client_addr) == ("one", "10.0.0.1:9")
-    assert (entry.language, entry.version) == (LanguageName.GO, 317)
-    assert (info.last_update_timestamp, info.remote_ip) == (1_699_999_995_000, "10.0.0.1:9")
-    assert producers.connections("q") is None
-    assert producers.infos("q", now=15.0, wall=1_700_000_000.0) == ()
 
 
 @pytest.mark.parametrize("ending", ["close", "expire"])

@@ -298,35 +298,6 @@ async def test_a_heartbeat_with_too_much_about_consumer_groups_is_refused_and_th
     assert "4096 are allowed" in (nameless.remark or "")
 
 
-async def test_a_pull_whose_subscription_found_no_room_is_refused_with_the_setting(
-    start_broker, open_client
-):
-    broker = await start_broker(max_consumer_bytes=5_000)
-    client, other = await open_client(broker), await open_client(broker)
-    for topic in ("orders", "large"):
-        await client.stored(topic, b"seen")
-    large = SubscriptionData(topic="large", sub_string="x" * 5_000, sub_version=1)
-
-    refused = await client.heartbeat("c1", ORDERS, large)
-    served = await client.pull("orders", sys_flag=0)
-    missed = await client.pull("large", sys_flag=0)
-    all_missed = await client.pull("large", sys_flag=0, consumer_group="nobody")
-    elsewhere = await other.pull("large", sys_flag=0)
-    mended = await client.heartbeat("c1", ORDERS)
-    not_asked_for = await client.pull("large", sys_flag=0)
-
-    assert refused.code == ResponseCode.INVALID_PARAMETER
-    assert "1 of 2 subscriptions" in (refused.remark or "")
-    assert mended.code == ResponseCode.SUCCESS
-    assert bodies_in(served) == [b"seen"]
-    for pulled in (missed, all_missed, elsewhere, not_asked_for):
-        assert pulled.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
-    assert "5000 bytes (max_consumer_bytes)" in (missed.remark or "")
-    assert "5000 bytes (max_consumer_bytes)" in (all_missed.remark or "")
-    assert "max_consumer_bytes" not in (elsewhere.remark or "")
-    assert "max_consumer_bytes" not in (not_asked_for.remark or "")
-
-
 LONG = "||".join(f"tag-{number}" for number in range(4_000))
 
 

@@ -634,17 +634,6 @@ async def test_a_pull_that_passed_is_refused_after_a_change(broker, client, memb
     assert (before.code, after.code) == (ResponseCode.SUCCESS, code)
 
 
-async def test_another_subscription_filters_the_next_pull(client, member):
-    await member.stored("orders", b"two", properties={"TAGS": "paid"})
-    before = await pull(client)
-
-    await member.heartbeat("c1", PAID)
-    after = await pull(client)
-
-    assert bodies_in(before) == [b"one", b"two"]
-    assert bodies_in(after) == [b"two"]
-
-
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -780,25 +769,6 @@ async def test_a_reset_that_a_pull_keeps_is_reported_until_another_pull_takes_it
 
     assert then.code == ResponseCode.SUCCESS
     assert progress.stored("orders", GROUP, 0) == 8
-
-
-async def test_a_commit_after_a_reset_counts_when_the_group_reads_at_a_slave(
-    start_broker, open_client
-):
-    broker = await start_broker(pull=PullSettings(slave_read_enable=True))
-    client = await open_client(broker)
-    config = SubscriptionGroupConfig(group_name=GROUP, broker_id=1)
-    broker.parts.groups.update(config, now=0.0)
-
-    moved = await sent_back(broker, client)
-    client.connection.notify(
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        extra={"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "commitOffset": "7"},
-    )
-    found = await client.query("orders")
-
-    assert moved.ext_fields["suggestWhichBrokerId"] == "1"
-    assert found.ext_fields["offset"] == "7"
 
 
 @pytest.mark.parametrize(

@@ -558,8 +558,6 @@ class ConsumerTable:
         self._groups: dict[str, ConsumerGroup] = {}
         #: Bytes, about, that one connection may take.
         self.connection_room = connection_room
-        #: Connections whose last full heartbeat did not fit completely.
-        self._crowded: set[Channel] = set()
         self._of_channel: dict[Channel, set[str]] = {}
         #: Bytes that each connection takes.
         self._said: dict[Channel, int] = {}
@@ -580,13 +578,6 @@ class ConsumerTable:
             return data
         said = self._said.get(channel, 0) - (0 if member is None else member.size)
         return fitting(data, self.connection_room - said)
-
-    def note_crowded(self, channel: Channel, *, is_crowded: bool) -> None:
-        """Whether the last full heartbeat of a connection did not fit completely."""
-        if is_crowded:
-            self._crowded.add(channel)
-        else:
-            self._crowded.discard(channel)
 
     def heartbeat(
         self,
@@ -710,7 +701,6 @@ class ConsumerTable:
 
     def close(self, channel: Channel) -> tuple[GroupChange, ...]:
         """A connection was closed: remove it from all its groups."""
-        self._crowded.discard(channel)
         changes = (
             self.leave(group, channel) for group in sorted(self._of_channel.get(channel, ()))
         )
@@ -772,10 +762,6 @@ class ConsumerTable:
         """The group's subscriptions, by topic."""
         known = self._groups.get(group)
         return {} if known is None else dict(known.subscriptions)
-
-    def is_crowded(self, channel: Channel) -> bool:
-        """Whether a connection says more about its groups than there is room for."""
-        return channel in self._crowded
 
     def is_online(self, group: str) -> bool:
         return group in self._groups

@@ -129,15 +129,11 @@ class MembershipHandler:
         )
         wants_subscriptions = False
         refusal: Refused | None = None
-        is_crowded = False
         for consumer in data.consumer_data_set:
             taken, refused = self._accepted(connection, client, consumer)
             refusal = refusal or refused
-            is_crowded |= refused is not None and refused.code == ResponseCode.INVALID_PARAMETER
             if taken is not None:
                 wants_subscriptions |= self._consumer(connection, client, data, taken)
-        if data.consumer_data_set and not data.without_sub:
-            self._parts.consumers.note_crowded(connection, is_crowded=is_crowded)
         too_many = self._producers(connection, client, data.producer_data_set)
         if (refusal := refusal or too_many) is not None:
             # What is within bounds is noted; clients log the answer about the rest.

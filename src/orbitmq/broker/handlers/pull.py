@@ -713,10 +713,8 @@ class PullChecks:
                 )
                 self._note_subscription(header, wanted, now)
         else:
-            self._check_membership(connection, header, group)
+            self._check_membership(header, group)
             subscription = parts.consumers.subscription(name, header.topic, with_compensation=False)
-            if subscription is None:
-                self._check_not_left_out(connection, header)
             wanted = parts.filters.of_group(
                 name, header.topic, subscription, version, connection.remote
             )
@@ -740,13 +738,10 @@ class PullChecks:
         is_same = consumers.may_be_ahead(connection, group, topic)
         return known.sub_version if is_same else quoted
 
-    def _check_membership(
-        self, connection: Connection, header: PullMessageRequest, group: SubscriptionGroupConfig
-    ) -> None:
+    def _check_membership(self, header: PullMessageRequest, group: SubscriptionGroupConfig) -> None:
         parts = self._parts
         name = header.consumer_group
         if not parts.consumers.is_online(name):
-            self._check_not_left_out(connection, header)
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"the consumer's group info not exist: no heartbeat of group {name!r} has come, "
@@ -764,18 +759,6 @@ class PullChecks:
             raise Forbidden(
                 ForbiddenType.SUBSCRIPTION,
                 f"the consumer group[{name}] is forbidden for topic[{header.topic}]",
-            )
-
-    def _check_not_left_out(self, connection: Connection, header: PullMessageRequest) -> None:
-        """Refuse a pull whose subscription probably came but did not fit."""
-        consumers = self._parts.consumers
-        if consumers.is_crowded(connection):
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's subscription not exist: group {header.consumer_group!r}, topic "
-                f"{header.topic!r}; heartbeats of this connection are not taken over completely, "
-                f"since they say more than {consumers.connection_room} bytes "
-                "(max_consumer_bytes) about its consumer groups",
             )
 
     def _is_known(self, connection: Connection, group: str) -> bool:
