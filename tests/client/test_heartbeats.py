@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orbitmq.errors import SettingError
+from orbitmq.errors import BrokerRefused, SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -167,6 +167,27 @@ async def test_a_broker_that_is_broken_does_not_delay_the_others():
         assert isinstance(failed[mute.address], RequestTimedOut)
         mute.is_mute = False
         assert await engine.heartbeat() == {}
+
+
+async def test_a_broker_that_refuses_is_told_to_who_asked():
+    def refuse(_, request):
+        return request.answer(ResponseCode.NO_PERMISSION, remark="who are you")
+
+    broker = ScriptedBroker(handlers={HEART_BEAT: refuse})
+    async with (
+        broker.serving(),
+        ScriptedNameServer().serving() as names,
+        running_engine(names.address) as engine,
+    ):
+        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
+        await engine.routes.get("orders")
+        engine.join(PRODUCER)
+
+        failed = await engine.heartbeat()
+
+        refusal = failed[broker.address]
+        assert isinstance(refusal, BrokerRefused)
+        assert (refusal.name, refusal.remark) == ("NO_PERMISSION", "who are you")
 
 
 async def test_brokers_that_no_route_names_any_more_are_dropped():

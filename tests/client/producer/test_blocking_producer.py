@@ -27,7 +27,15 @@ from orbitmq.client.producer.submit import InFlight
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.cluster import Cluster
-from orbitmq.errors import ClientError, NotRunning, SendFailed, TooManyInFlight, WrongUse
+from orbitmq.errors import (
+    BrokerRefused,
+    ClientError,
+    MessageRefused,
+    NotRunning,
+    SendFailed,
+    TooManyInFlight,
+    WrongUse,
+)
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import RequestTimedOut, ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
@@ -134,6 +142,18 @@ async def test_threads_that_send_use_connections_of_their_own_up_to_a_bound():
 
     assert outcomes == [50] * 8
     assert 2 <= connected[0] <= 4
+
+
+def test_errors_are_those_of_the_async_face(cluster, producer, topic):
+    with pytest.raises(MessageRefused, match="body"):
+        producer.send(topic, b"")
+    with pytest.raises(MessageRefused, match="4194304"):
+        producer.send(topic, bytes(5_000_000))
+    for _ in range(2):
+        with pytest.raises(BrokerRefused) as caught:
+            producer.send(topic, b"x", queue=Queue(topic, "broker-a", 77))
+        assert caught.value.name == "INVALID_PARAMETER"
+    assert producer.send(topic, b"x").is_ok
 
 
 def test_a_full_flight_is_an_error_after_the_timeout():

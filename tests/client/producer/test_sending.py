@@ -35,6 +35,12 @@ def _only_the_first_fails(cluster: ScriptedCluster, answering: Answering) -> Non
     cluster.script = dict.fromkeys(cluster.names, remaining)
 
 
+async def _stop(cluster: ScriptedCluster, name: str) -> None:
+    server = cluster.brokers[name].server
+    assert server is not None
+    await server.stop(grace=0)
+
+
 async def test_a_send_says_what_brokers_want_to_know():
     async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
         result = await producer.send("orders", b"body", tags="paid", keys="o-1", flag=5)
@@ -303,21 +309,41 @@ async def test_a_broker_that_cannot_be_reached_costs_no_attempt():
         scripted_cluster("a", "b") as cluster,
         cluster.producer(sending=settings) as producer,
     ):
-        server = cluster.brokers["b"].server
-        assert server is not None
-        await server.stop(grace=0)
+        await _stop(cluster, "b")
 
         results = [await producer.send("orders", b"x") for _ in range(20)]
 
     assert {result.queue.broker for result in results} == {"a"}
 
 
+async def test_a_one_way_send_fails_when_its_broker_cannot_be_reached():
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        await _stop(cluster, "a")
+
+        with pytest.raises(SendFailed) as caught:
+            await producer.send_one_way("orders", b"x")
+
+    assert isinstance(caught.value.cause, ConnectFailed)
+
+
+async def test_what_has_no_time_left_is_not_sent_and_no_fault_of_the_broker():
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        await producer.send("orders", b"first")
+
+        with pytest.raises(SendFailed) as caught:
+            await producer.send("orders", b"late", timeout=1e-9)
+        with pytest.raises(SendFailed):
+            await (await producer.submit("orders", b"late", timeout=1e-9))
+        await producer.send("orders", b"last")
+
+    assert isinstance(caught.value.cause, RequestTimedOut)
+    assert [sent.body for sent in cluster.sent] == [b"first", b"last"]
+
+
 async def test_when_nobody_can_be_reached_the_error_says_so_after_the_timeout():
     settings = SendSettings(timeout=1.0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
-        server = cluster.brokers["a"].server
-        assert server is not None
-        await server.stop(grace=0)
+        await _stop(cluster, "a")
 
         with pytest.raises(SendFailed) as caught:
             await producer.send("orders", b"x")

@@ -20,7 +20,7 @@ from orbitmq.client.producer.send import Publisher, Sending, SendResult
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import SendFailed
-from orbitmq.wire.codes import EncodeError, WireLimits
+from orbitmq.wire.codes import EncodeError, ResponseCode, WireLimits
 from orbitmq.wire.command import Credentials
 from tests.support.askingthreads import StrikeAt
 from tests.support.client import QUICK_CHANNELS
@@ -47,6 +47,12 @@ async def _producing(
         yield producer
     finally:
         await asyncio.to_thread(producer.stop)
+
+
+async def _stop(cluster: ScriptedCluster, name: str) -> None:
+    server = cluster.brokers[name].server
+    assert server is not None
+    await server.stop(grace=0)
 
 
 class _Gate:
@@ -133,9 +139,7 @@ async def test_those_that_wait_for_a_broker_in_vain_go_to_another_one(monkeypatc
     gate = _Gate("connect", _is_for_b, monkeypatch)
     async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
         await asyncio.to_thread(producer.send, "orders", b"x", queue=Queue("orders", "a", 0))
-        server = cluster.brokers["b"].server
-        assert server is not None
-        await server.stop(grace=0)
+        await _stop(cluster, "b")
         bound = producer.submit("orders", b"b", queue=Queue("orders", "b", 0), timeout=1)
         await until(lambda: gate.is_reached)
         free = [producer.submit("orders", b"free") for _ in range(8)]  # half of them for either
@@ -160,6 +164,23 @@ async def test_a_selector_that_exits_is_told_and_stops_no_other():
 
         assert isinstance(wrong.exception(0), SystemExit)
         assert right.result().is_ok
+
+
+@pytest.mark.parametrize("is_topic_known", [False, True])
+async def test_what_waits_behind_others_fails_when_its_own_time_is_up(is_topic_known):
+    async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
+        if is_topic_known:
+            await asyncio.to_thread(producer.queues, "orders")
+            await _stop(cluster, "a")
+        else:
+            cluster.name_server.refusal = ResponseCode.SERVICE_NOT_AVAILABLE
+        first = producer.submit("orders", b"first", key=1, timeout=3)
+        later = [producer.submit("orders", b"later", key=1, timeout=0.1) for _ in range(3)]
+
+        await until(lambda: all(each.done() for each in (first, *later)))
+
+        assert all(isinstance(each.exception(0), SendFailed) for each in (first, *later))
+        assert producer.statistics().failed == 4
 
 
 @pytest.mark.parametrize("is_signed", [False, True])
