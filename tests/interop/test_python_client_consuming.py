@@ -16,7 +16,7 @@ from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
-from orbitmq.remoting.connection import Asking
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import parse_address
 from orbitmq.wire.bodies import ConsumerOffsets, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -83,7 +83,7 @@ async def test_a_consumer_with_nothing_to_do_asks_for_each_queue_once_a_hold(bes
     #: How long the broker kept each pull that found nothing.
     kept: list[float] = []
     pulls: list[float] = []
-    submit = Asking.submit_encoded
+    submit = Connection.submit_encoded
 
     def watched(self, code, encode, outcome, *, timeout=None):
         asked = now()
@@ -97,7 +97,7 @@ async def test_a_consumer_with_nothing_to_do_asks_for_each_queue_once_a_hold(bes
             pulls.append(asked)
         return submit(self, code, encode, answered, timeout=timeout)
 
-    monkeypatch.setattr(Asking, "submit_encoded", watched)
+    monkeypatch.setattr(Connection, "submit_encoded", watched)
     async with beside.consumer("OurIdle", "our-idle", Taken()):
         # Two queues of the topic, and one for retries: two holds of each.
         await until(lambda: len(kept) >= 6)

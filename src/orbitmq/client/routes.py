@@ -198,11 +198,9 @@ class Routes:
         refresh: float,
         clock: Clock,
         chance: random.Random,
-        spawn: Spawn | None = None,
-        return_pause: float = RETURN_PAUSE,
-        return_patience: float = RETURN_PATIENCE,
+        spawn: Spawn,
     ) -> None:
-        """`spawn` runs the search for brokers that vanished; without it there is none."""
+        """`spawn` runs the search for brokers that vanished."""
         self._lookup = lookup
         self._name_servers = name_servers
         self._life = refresh
@@ -215,8 +213,6 @@ class Routes:
         self._on_change: list[Changed] = []
         self._failures = LogEveryNth()
         self._spawn = spawn
-        self._return_pause = return_pause
-        self._return_patience = return_patience
         #: Brokers that are looked for, and the topics that have lost them; the next to ask first.
         self._vanished: dict[_Place, dict[str, None]] = {}
 
@@ -234,18 +230,6 @@ class Routes:
         if data is None:
             raise NoRoute(topic, self._name_servers())
         return self._apply(route_of(topic, data))
-
-    async def publish_queues(
-        self, topic: str, *, default_queues: int = DEFAULT_QUEUES
-    ) -> tuple[Queue, ...]:
-        """Queues to send to. Those of the template, if the topic is made by sending to it.
-
-        Raises `NoRoute` also when the topic is there and nothing of it can be written.
-        """
-        route = await self.publish_route(topic, default_queues=default_queues)
-        if not route.publish_queues:
-            raise NoRoute(topic, self._name_servers())
-        return route.publish_queues
 
     async def publish_route(
         self, topic: str, *, default_queues: int = DEFAULT_QUEUES
@@ -442,7 +426,7 @@ class Routes:
 
     def _miss(self, topic: str, vanished: frozenset[_Place]) -> None:
         """Look for brokers that are no longer in a topic's route."""
-        if self._spawn is None or topic not in self._tracked:
+        if topic not in self._tracked:
             return
         for place in sorted(vanished):
             if place not in self._vanished:
@@ -456,11 +440,11 @@ class Routes:
 
     async def _look_for(self, place: _Place) -> None:
         """Ask for one route after the other that has lost a broker, until one has it again."""
-        until = self._clock.monotonic() + self._return_patience
+        until = self._clock.monotonic() + RETURN_PATIENCE
         topics = self._vanished[place]
         try:
             while topics and self._clock.monotonic() < until:
-                await asyncio.sleep(self._return_pause * (1 + self._chance.random()))
+                await asyncio.sleep(RETURN_PAUSE * (1 + self._chance.random()))
                 topic = next(iter(topics))
                 del topics[topic]
                 if topic not in self._tracked:
@@ -474,7 +458,7 @@ class Routes:
                 topics.clear()
                 await asyncio.gather(*map(self._refresh, others))
                 # It may have left again meanwhile.
-                until = self._clock.monotonic() + self._return_patience
+                until = self._clock.monotonic() + RETURN_PATIENCE
         finally:
             del self._vanished[place]
 

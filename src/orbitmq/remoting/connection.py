@@ -13,7 +13,6 @@ wait in a backlog. What exceeds `unwritten_bytes` nevertheless ends the connecti
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import heapq
 import itertools
@@ -54,28 +53,37 @@ if TYPE_CHECKING:
     from orbitmq.remoting.blocking import Encode
 
 
-class Asking(abc.ABC):
-    """The requesting side of a connection: our requests, their opaques, deadlines and outcomes.
+log = logging.getLogger(__name__)
 
-    It does no I/O. `Connection` inherits from it, instead of delegating, because every message of a
-    client passes here. Belongs to the loop that it was made on.
-    """
+_RESPONSE = int(Flag.RESPONSE)
+_ONE_WAY = int(Flag.ONE_WAY)
+
+
+class Connection(asyncio.Protocol):
+    """One open socket, its requests and answers. Belongs to the loop that it was made on."""
 
     def __init__(
         self,
-        settings: ConnectionSettings,
-        prepare: Prepare | None,
-        monotonic: Callable[[], float],
-        silence: float | None,
+        owner: Owner,
+        *,
+        settings: ConnectionSettings | None = None,
+        clock: Clock | None = None,
+        prepare: Prepare | None = None,
+        faults: LogEveryNth | None = None,
+        memory: FrameMemory | None = None,
+        silence: float | None = None,
     ) -> None:
-        self._settings = settings
+        """`faults` counts what peers do wrong, `memory` bounds their long frames (None: no bound);
+        a server shares them among its connections. `silence` is how long requests may go unanswered
+        with nothing else heard before the peer is given up; None: without a limit."""
+        self._settings = settings or ConnectionSettings()
         self._prepare = prepare
         #: Whether requests are changed before they are sent: signed, for instance.
         self.prepares = prepare is not None
-        self._monotonic = monotonic
+        self._monotonic = (clock or SystemClock()).monotonic
         self._silence = silence
         #: When something was last read.
-        self._last_read = monotonic()
+        self._last_read = self._monotonic()
         #: When the first request was sent that stayed unanswered, with nothing read since.
         self._silent_since = float("-inf")
         self._is_probing = False
@@ -89,6 +97,43 @@ class Asking(abc.ABC):
         self.remote = NOWHERE
         #: Why the connection ended or will end.
         self.reason = "closed by the peer"
+        self._owner = owner
+        self._faults = faults or LogEveryNth()
+        # These are there from `connection_made` on, which comes before anything else.
+        self._transport: asyncio.Transport
+        self._out: Outgoing
+        self._arriving: ArrivingFrame
+        self._reader = FrameReader(self._settings.limits)
+        self._memory = memory
+        self._backlog: deque[Frame] = deque()
+        self._in_turn = False
+        self._flush_is_due = False
+        self._resume_is_due = False
+        self._is_slow = False
+        self._is_finishing = False
+        #: Whether requests have to wait: the sum of all reasons, looked at for every frame.
+        self._is_held_up = False
+        self._closed = self._loop.create_future()
+        self._on_close: list[Callable[[Connection], None]] = []
+        self._on_quick: list[Callable[[Connection], None]] = []
+        #: Whether we have ended it, and not the peer; known once it has ended.
+        self.was_ended_here = False
+        #: Where we are on this connection.
+        self.local = NOWHERE
+        #: Whatever the owner wants to remember about the peer.
+        self.context: Any = None
+        # Below zero between an early `reply` and its `leave_open`.
+        self._left_open = 0
+        self._left_open_bytes = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        #: When something was last read or written, by the clock's `monotonic`.
+        self.last_active = self._monotonic()
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.remote} {'open' if self.is_open else 'closed'}>"
+
+    # Asking
 
     async def request(
         self,
@@ -184,7 +229,7 @@ class Asking(abc.ABC):
                 Command.request(
                     code,
                     header,
-                    opaque=self._next_opaque(),
+                    opaque=next(self._opaques) & 0x7FFFFFFF,
                     body=body,
                     extra=extra,
                     one_way=True,
@@ -207,30 +252,7 @@ class Asking(abc.ABC):
         """A request that any server answers immediately."""
         return self.encoded(Command.request(PROBE, opaque=opaque))
 
-    @abc.abstractmethod
-    def send_pieces(self, pieces: Sequence[Bytes], *, at_once: bool = False) -> None:
-        """Send the pieces of whole frames. Their buffers must not change any more.
-
-        `at_once` does not wait for others of the same step, unless there are some already.
-        """
-
-    @property
-    @abc.abstractmethod
-    def unwritten(self) -> int:
-        """Bytes that were sent and that the peer has not taken yet."""
-
-    @abc.abstractmethod
-    def abort(self, reason: str = "aborted here") -> None:
-        """Close now; what was not written is lost."""
-
     # Waiting
-
-    def _begin_asking(self) -> None:
-        """The peer is known: requests can be sent."""
-        self._pending = PendingRequests(
-            self._loop, self.remote, self._settings.pending_requests, self._was_late
-        )
-        self._last_read = self._monotonic()
 
     def _was_late(self, waited: float) -> None:
         """A request was not answered; find out whether the peer is there at all.
@@ -274,75 +296,9 @@ class Asking(abc.ABC):
         if self._silence is not None:
             call_on_loop(self._loop, self._was_late, waited)
 
-    def _next_opaque(self) -> int:
-        return next(self._opaques) & 0x7FFFFFFF
-
     def _check_open(self) -> None:
         if not self.is_open:
             raise ConnectionLost(self.remote, self.reason)
-
-
-log = logging.getLogger(__name__)
-
-_RESPONSE = int(Flag.RESPONSE)
-_ONE_WAY = int(Flag.ONE_WAY)
-
-
-class Connection(Asking, asyncio.Protocol):
-    """One open socket, its requests and answers. Belongs to the loop that it was made on."""
-
-    def __init__(
-        self,
-        owner: Owner,
-        *,
-        settings: ConnectionSettings | None = None,
-        clock: Clock | None = None,
-        prepare: Prepare | None = None,
-        faults: LogEveryNth | None = None,
-        memory: FrameMemory | None = None,
-        silence: float | None = None,
-    ) -> None:
-        """`faults` counts what peers do wrong, `memory` bounds their long frames (None: no bound);
-        a server shares them among its connections. `silence` is how long requests may go unanswered
-        with nothing else heard before the peer is given up; None: without a limit."""
-        super().__init__(
-            settings or ConnectionSettings(), prepare, (clock or SystemClock()).monotonic, silence
-        )
-        self._owner = owner
-        self._faults = faults or LogEveryNth()
-        # These are there from `connection_made` on, which comes before anything else.
-        self._transport: asyncio.Transport
-        self._out: Outgoing
-        self._arriving: ArrivingFrame
-        self._reader = FrameReader(self._settings.limits)
-        self._memory = memory
-        self._backlog: deque[Frame] = deque()
-        self._in_turn = False
-        self._flush_is_due = False
-        self._resume_is_due = False
-        self._is_slow = False
-        self._is_finishing = False
-        #: Whether requests have to wait: the sum of all reasons, looked at for every frame.
-        self._is_held_up = False
-        self._closed = self._loop.create_future()
-        self._on_close: list[Callable[[Connection], None]] = []
-        self._on_quick: list[Callable[[Connection], None]] = []
-        #: Whether we have ended it, and not the peer; known once it has ended.
-        self.was_ended_here = False
-        #: Where we are on this connection.
-        self.local = NOWHERE
-        #: Whatever the owner wants to remember about the peer.
-        self.context: Any = None
-        # Below zero between an early `reply` and its `leave_open`.
-        self._left_open = 0
-        self._left_open_bytes = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        #: When something was last read or written, by the clock's `monotonic`.
-        self.last_active = self._monotonic()
-
-    def __repr__(self) -> str:
-        return f"<Connection {self.remote} {'open' if self.is_open else 'closed'}>"
 
     # Answering
 
@@ -623,7 +579,10 @@ class Connection(Asking, asyncio.Protocol):
             go_on=self._resume_soon,
             give_up=self._fail,
         )
-        self._begin_asking()
+        self._pending = PendingRequests(
+            self._loop, self.remote, settings.pending_requests, self._was_late
+        )
+        self._last_read = self._monotonic()
         self.is_open = True
         self._owner.connection_opened(self)
 

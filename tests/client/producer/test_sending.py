@@ -13,6 +13,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, SendFailed
 from orbitmq.remoting.settings import ConnectFailed, ConnectionLost, RequestTimedOut
 from orbitmq.wire.codes import RequestCode, ResponseCode
+from tests.support.client import topic_route
 from tests.support.producing import HANG_UP, SILENCE, Answering, ScriptedCluster, scripted_cluster
 from tests.support.remoting import DEADLINE, until
 
@@ -296,8 +297,12 @@ async def test_an_unknown_topic_is_made_by_the_template():
     assert cluster.sent[0].header.queue_id in range(4)
 
 
-async def test_an_unknown_topic_without_a_template_has_no_route():
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_topic_that_cannot_be_written_has_no_route(is_there):
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        if is_there:
+            route = topic_route({"a": {0: cluster.brokers["a"].address}}, perm=4)
+            cluster.name_server.routes["nowhere"] = route
         with pytest.raises(NoRoute, match=r"topic create nowhere"):
             await producer.send("nowhere", b"x")
 
