@@ -150,7 +150,7 @@ class Engine(AsyncLife):
             yield
         finally:
             if self._state is not _State.STOPPED and self._check_process.is_same:
-                self._channels.abandon()
+                self._channels.abort()
                 self._has_stopped()
 
     def _has_stopped(self) -> None:

@@ -177,13 +177,6 @@ class Channels:
         for connection in self._open_connections():
             connection.abort("closed here")
 
-    def abandon(self) -> None:
-        """Close everything because the loop is about to end; open requests get no outcome."""
-        self._is_closed = True
-        self._sweep.stop()
-        for connection in self._open_connections():
-            connection.abandon()
-
     def _begin(self, channel: _Channel, timeout: float) -> asyncio.Task[Connection]:
         if self._is_closed:
             raise ConnectFailed(channel.address, "the channels are closed")

@@ -522,11 +522,6 @@ class Connection(asyncio.Protocol):
         self._end(reason)
         self._transport.abort()
 
-    def abandon(self) -> None:
-        """Close now, because the loop is about to end: open requests get no outcome."""
-        self._pending.forget_own()
-        self.abort("its event loop ends")
-
     def _end(self, reason: str) -> None:
         self.reason = reason
         self.is_open = False
@@ -703,10 +698,6 @@ class PendingRequests:
     def give_up(self, opaque: int) -> None:
         """Drop the answer to a request."""
         self._waiting.pop(opaque, None)
-
-    def forget_own(self) -> None:
-        """The loop is about to end, with all that waits there: no outcome is delivered."""
-        self._waiting.clear()
 
     def fail_all(self, reason: str) -> None:
         """The connection ended: nothing will be answered."""
