@@ -181,10 +181,10 @@ def test_a_busy_broker_is_given_more_and_more_time():
         answered.extend(pulls)
         return (refusing(ResponseCode.SYSTEM_BUSY) if len(answered) < 7 else having(0, 500))(pulls)
 
-    found = read(script, count=500, window=WindowLimits(requests=1), longest_pause=0.4)
+    found = read(script, count=500, window=WindowLimits(requests=1))
 
     assert found.offsets == list(range(500))
-    assert found.waits[:6] == [0.05, 0.1, 0.2, 0.4, 0.4, 0.4]
+    assert found.waits[:6] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -319,15 +319,13 @@ class RangeSettings:
     #: Seconds that a master may lack the end of a range before it counts as gone: after a restart
     #: or a promotion it may still be recovering.
     lag_patience: float = 5.0
-    first_pause: float = 0.05  #: before a broker is asked again; doubles each time
-    longest_pause: float = 1.0
     #: Whether a reset of the group's offset raises `ProgressReset`. A broker of OrbitMQ reports a
     #: reset until another member of the group has pulled, others report it once.
     tells_resets: bool = False
 
     def __post_init__(self) -> None:
         fields = Fields(self, "ranges")
-        fields.durations("patience", "lag_patience", "first_pause", "longest_pause")
+        fields.durations("patience", "lag_patience")
         fields.switches("tells_resets")
 
 
@@ -373,6 +371,9 @@ _REMOVED: Final = "MESSAGE_WAS_REMOVING"
 _NO_ENTRY: Final = "OFFSET_FOUND_NULL"
 #: While a broker restarts, a topic that only it has lacks a route, too.
 _NOBODY_THERE: Final = (RemotingError, NoNameServer, NoRoute, BrokerUnavailable)
+#: Seconds before a broker is asked again; doubles each time.
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 1.0
 #: Keeps the powers of two small; every pause has reached its limit before.
 _MOST_DOUBLINGS: Final = 16
 
@@ -679,10 +680,9 @@ class _Reading:
 
     def _pause(self, peer: _Peer, error: OrbitError) -> None:
         """Wait before the next attempt; raises the error when `patience` is over."""
-        settings = self._settings
-        if self._monotonic() - peer.last_progress >= settings.patience:
+        if self._monotonic() - peer.last_progress >= self._settings.patience:
             raise error
-        pause = min(settings.first_pause * 2**peer.failures, settings.longest_pause)
+        pause = min(_FIRST_PAUSE * 2**peer.failures, _LONGEST_PAUSE)
         peer.failures = min(peer.failures + 1, _MOST_DOUBLINGS)
         self._wait(pause)
 
