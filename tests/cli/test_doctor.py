@@ -6,6 +6,7 @@ import asyncio
 import socket
 import sys
 from dataclasses import replace
+from typing import Any
 
 from orbitmq.cli import doctor
 from orbitmq.client.consumer.consumer import Consumer
@@ -17,8 +18,33 @@ from orbitmq.console.pipelines import LOST_AFTER
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import EmbeddedCluster, MovableClock
 from tests.support.consoles import Browser
-from tests.support.doctor import QUICK, consume, findings
 from tests.support.orbitmqcli import Cli
+
+#: Only the cluster, and no time spent on waiting.
+QUICK = ("--no-spark", "--watch", "0")
+
+
+def findings(cli: Cli, *words: str) -> dict[str, list[Any]]:
+    """What is wrong, by check."""
+    record = cli.record("doctor", *(words or QUICK), code=1)
+    assert not record["is_well"]
+    found: dict[str, list[Any]] = {}
+    for each in record["findings"]:
+        assert each["problem"]
+        assert each["remedy"]
+        found.setdefault(each["check"], []).append(each)
+    bad = {each["check"] for each in record["checks"] if not each["is_well"]}
+    assert bad == set(found)
+    return found
+
+
+def consume(cluster: EmbeddedCluster, started: list[Consumer], group: str, **options: Any) -> None:
+    tags = options.pop("tags", "*")
+    topic = options.pop("topic", "orders")
+    consumer = Consumer(group, name_server=cluster.name_server, **options)
+    consumer.on(topic, tags=tags)(lambda _message: None)
+    consumer.start()
+    started.append(consumer)
 
 
 def test_a_cluster_that_is_well_has_no_findings(cluster, cli):

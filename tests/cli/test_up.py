@@ -342,21 +342,6 @@ async def test_several_brokers_share_a_name_server_and_each_has_its_process(tmp_
         assert not (tmp_path / "all" / name / "abort").exists()
 
 
-async def test_settings_reach_every_broker_and_ports_follow_each_other(tmp_path):
-    (tmp_path / "orbitmq.toml").write_text("[broker]\ncluster = 'East'\n")
-    port = two_free_ports()
-    words = ("--namesrv-port", "0", "--broker-port", str(port), "--brokers", "2")
-
-    with Started("up", *words, "--config", "orbitmq.toml", cwd=tmp_path) as up:
-        addresses = [up.address(name) for name in ("broker-a", "broker-b")]
-        clusters = (await cluster_info(up.address("name server"))).cluster_addr_table
-
-    assert addresses == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 10}"]
-    assert {name: set(brokers) for name, brokers in clusters.items()} == {
-        "East": {"broker-a", "broker-b"}
-    }
-
-
 @pytest.mark.parametrize("ends_by", ["Ctrl-C", "the last broker"])
 async def test_when_one_broker_dies_the_others_go_on(tmp_path, ends_by):
     with Started("up", *FREE, "--brokers", "2", cwd=tmp_path) as up:

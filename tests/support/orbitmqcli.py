@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import select
 import shlex
 import signal
@@ -21,10 +20,6 @@ import typer
 from orbitmq.cli.application import app as root
 from tests.support.command import COMMAND, DEADLINE, environment
 from tests.support.nursery import Nursery
-
-#: What a terminal does not show: where the cursor goes, colours.
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_HOME = "\x1b[H"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,21 +197,6 @@ class Terminal:
             assert time.monotonic() < end, self.screen
             assert self._read(end), f"it ended without {text!r}: {self.screen}"
         return self.screen
-
-    def until_drawn(self, is_wanted: Callable[[list[str]], object]) -> list[str]:
-        """Wait for a picture as wanted, of all that were drawn; its lines, without colours."""
-        end = time.monotonic() + DEADLINE
-        looked_at = 0
-        while True:
-            # Each begins where the cursor is sent home; the last one may not be complete.
-            pictures = self.screen.split(_HOME)[1:-1]
-            for picture in pictures[looked_at:]:
-                lines = [line.rstrip() for line in _CONTROL.sub("", picture).splitlines()]
-                if is_wanted(lines):
-                    return lines
-            looked_at = len(pictures)
-            assert time.monotonic() < end, self.screen
-            assert self._read(end), f"it ended: {self.screen}"
 
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())

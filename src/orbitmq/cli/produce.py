@@ -56,12 +56,12 @@ class Input(enum.StrEnum):
 class SentRecord:
     """A message that was sent; one line for each."""
 
-    id: str | None  #: null with --dry-run
-    offset_id: str | None
+    id: str | None = None  #: null with --dry-run
+    offset_id: str | None = None
     topic: str
-    broker: str | None
-    queue_id: int | None
-    queue_offset: int | None
+    broker: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
     status: str  #: ok, flush-disk-timeout, flush-slave-timeout, slave-not-available, or `not sent`
 
 
@@ -223,21 +223,11 @@ async def _count_only(session: Session, messages: AsyncIterator[Message]) -> Non
     async for message in messages:
         number += 1
         if session.out.is_json:
-            session.out.record(_record(message.topic, None))
+            session.out.record(SentRecord(topic=message.topic, status="not sent"))
     session.out.note(f"dry run: {several(number, 'message')} would be sent")
 
 
-def _record(topic: str, result: SendResult | None) -> SentRecord:
-    if result is None:
-        return SentRecord(
-            id=None,
-            offset_id=None,
-            topic=topic,
-            broker=None,
-            queue_id=None,
-            queue_offset=None,
-            status="not sent",
-        )
+def _record(topic: str, result: SendResult) -> SentRecord:
     return SentRecord(
         id=result.msg_id,
         offset_id=result.offset_id,

@@ -30,9 +30,6 @@ from orbitmq.cli.output import (
     moment,
     rate,
 )
-from orbitmq.cli.output import (
-    moment as exactly,
-)
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.cluster import ClusterStatus
 from orbitmq.client.admin.groups import GroupProgress, GroupSummary
@@ -347,7 +344,7 @@ async def top(
                     raise
                 if lost_at is None:
                     lost_at = out.clock.now()
-                    since = exactly(lost_at, lost_at, exact=True)
+                    since = moment(lost_at, lost_at, exact=True)
                     out.note(f"orbitmq: not reachable since {since}, trying again: {error}")
                 await _wait(stopping, pause)
                 continue

@@ -239,12 +239,15 @@ class Config(BlockingFace):
     ordered_topics = waiting(AsyncConfig.ordered_topics)
 
 
-class Admin(Life):
+class Admin(BlockingFace, Life):
     """Administration of a cluster, for code without an event loop.
 
     with Admin(name_server="localhost:9876") as admin:
         print(admin.groups.progress("billing").lag)
     """
+
+    cluster = waiting(AsyncAdmin.cluster)
+    runtime = waiting(AsyncAdmin.runtime)
 
     def __init__(
         self,
@@ -256,7 +259,8 @@ class Admin(Life):
     ) -> None:
         admin = AsyncAdmin(name_server=name_server, client=client, settings=settings, clock=clock)
         thread = LoopThread("orbitmq-admin")
-        self._admin, self._thread = admin, thread
+        super().__init__(admin, thread)
+        self._admin = admin
         self.topics = Topics(admin.topics, thread)
         self.groups = Groups(admin.groups, thread)
         self.progress = Progress(admin.progress, thread)
@@ -282,14 +286,6 @@ class Admin(Life):
                     self._thread.run(self._admin.stop())
             finally:
                 self._thread.stop()
-
-    def cluster(self) -> ClusterStatus:
-        """All brokers and name servers with their state."""
-        return self._thread.run(self._admin.cluster())
-
-    def runtime(self, broker: str) -> RuntimeInfo:
-        """The state of one broker, named as `name`, `name/id` or by its address."""
-        return self._thread.run(self._admin.runtime(broker))
 
     @property
     def requests(self) -> int:

@@ -435,8 +435,14 @@ def _merge(into: dict[str, TopicLag], more: Mapping[str, TopicLag]) -> None:
 
 def _topic_lag(topic: str, queues: Collection[QueueProgress]) -> TopicLag:
     lag = sum(each.lag for each in queues)
-    age = max((each.lag_seconds for each in queues if each.lag_seconds), default=None)
-    return TopicLag(topic, lag, len(queues), 0.0, age if lag else 0.0)
+    return TopicLag(topic, lag, len(queues), 0.0, _oldest(lag, queues))
+
+
+def _oldest(lag: int, parts: Iterable[TopicLag | QueueProgress]) -> float | None:
+    """The age of the oldest message that waits in some parts; 0 without lag, None if unknown."""
+    if not lag:
+        return 0.0
+    return max((each.lag_seconds for each in parts if each.lag_seconds), default=None)
 
 
 def _optional_count(name: str, value: int | None) -> int | None:
@@ -606,9 +612,7 @@ class GroupSummary:
     @property
     def lag_seconds(self) -> float | None:
         """Age of the oldest message that waits; 0 without lag."""
-        if not self.lag:
-            return 0.0
-        return max((each.lag_seconds for each in self.topics if each.lag_seconds), default=None)
+        return _oldest(self.lag, self.topics)
 
     @property
     def consume_rate(self) -> float:
@@ -677,9 +681,7 @@ class GroupProgress:
     @property
     def lag_seconds(self) -> float | None:
         """Age of the oldest message that waits; 0 without lag."""
-        if not self.lag:
-            return 0.0
-        return max((each.lag_seconds for each in self.queues if each.lag_seconds), default=None)
+        return _oldest(self.lag, self.queues)
 
     def of_topic(self, topic: str) -> tuple[QueueProgress, ...]:
         return tuple(each for each in self.queues if each.queue.topic == topic)
@@ -915,7 +917,6 @@ def _sums(tables: Iterable[ProgressTable]) -> dict[str, TopicLag]:
 # with lag.
 
 
-_FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
 #: A broker with thousands of groups needs longer.
 ALL_GROUPS_TIMEOUT = 30.0
 
@@ -1029,12 +1030,9 @@ class ProgressQueries:
             # Otherwise a queue without progress would look like one at offset 0.
             set_zero_if_not_found=False,
         )
-        answer = await self._asking.ask(
-            node.address, RequestCode.QUERY_CONSUMER_OFFSET, header, accept=_FOUND_OR_NOT
-        )
-        if answer.code != ResponseCode.SUCCESS:
-            return None
-        return answer.header(OffsetResponse).offset
+        code, absent = RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.QUERY_NOT_FOUND
+        answer = await self._asking.find(node.address, code, header, absent=absent)
+        return None if answer is None else answer.header(OffsetResponse).offset
 
     async def of_all_groups(
         self, node: BrokerNode, groups: Iterable[str]

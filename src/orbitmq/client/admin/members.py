@@ -44,7 +44,6 @@ from orbitmq.wire.headers import (
 )
 from orbitmq.wire.javajson import decode_body
 
-_ONLINE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.CONSUMER_NOT_ONLINE)})
 #: A broker waits 10 s for a consumer's answer.
 RELAY_TIMEOUT = 12.0
 
@@ -89,13 +88,13 @@ class AsyncConsumers:
     async def _connections(
         self, node: BrokerNode, group: str
     ) -> tuple[ConsumerConnection, str] | None:
-        answer = await self._asking.ask(
+        answer = await self._asking.find(
             node.address,
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
             GetConsumerConnectionRequest(consumer_group=group),
-            accept=_ONLINE_OR_NOT,
+            absent=ResponseCode.CONSUMER_NOT_ONLINE,
         )
-        if answer.code != ResponseCode.SUCCESS:
+        if answer is None:
             return None
         body = decode_body(ConsumerConnection, answer.body or b"{}")
         return body, answer.ext_fields.get("findings", "")

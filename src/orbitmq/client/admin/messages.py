@@ -63,8 +63,6 @@ _FOREVER_MS = 2**63 - 1
 #: The resolution of times in the index, rounded down.
 _INDEX_STEP_MS = 1000
 
-_FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
-
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -202,10 +200,9 @@ class AsyncMessages:
 
     async def _query(self, nodes: Iterable[BrokerNode], header: QueryMessageRequest) -> _Found:
         async def ask(node: BrokerNode) -> tuple[list[ReceivedMessage], int | None]:
-            answer = await self._asking.ask(
-                node.address, RequestCode.QUERY_MESSAGE, header, accept=_FOUND_OR_NOT
-            )
-            if answer.code != ResponseCode.SUCCESS:
+            code, absent = RequestCode.QUERY_MESSAGE, ResponseCode.QUERY_NOT_FOUND
+            answer = await self._asking.find(node.address, code, header, absent=absent)
+            if answer is None:
                 return [], None
             stored = decode_messages(answer.body)
             is_cut_short = (

@@ -82,14 +82,19 @@ class AdminRequests:
         answer = await self.ask(where, code, header, timeout=timeout)
         return decode_body(kind, answer.body or b"{}")
 
+    async def find(
+        self, where: Address, code: int, header: Header, *, absent: ResponseCode
+    ) -> Command | None:
+        """As `ask`; None for an answer with the code `absent`."""
+        answer = await self.ask(where, code, header, accept=SUCCESS | {int(absent)})
+        return None if answer.code == absent else answer
+
     async def find_body(
         self, kind: type[B], where: Address, code: int, header: Header, *, absent: ResponseCode
     ) -> B | None:
         """As `ask_body`; None for an answer with the code `absent`."""
-        answer = await self.ask(where, code, header, accept=SUCCESS | {int(absent)})
-        if answer.code == absent:
-            return None
-        return decode_body(kind, answer.body or b"{}")
+        answer = await self.find(where, code, header, absent=absent)
+        return None if answer is None else decode_body(kind, answer.body or b"{}")
 
     async def ask_name_server(
         self,

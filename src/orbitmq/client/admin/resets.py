@@ -279,10 +279,6 @@ def target(
             return min(max((progress or 0) + to.number, low), high)
 
 
-def is_by_time(to: ResetTo) -> bool:
-    return to.kind is _Kind.TIME
-
-
 def _inside(offset: int, queue: Queue, low: int, high: int) -> int:
     if not low <= offset <= high:
         raise BadRequest(
@@ -434,7 +430,7 @@ class AsyncProgress:
         node = topology.reader(queue.broker)
         progress = await self._progress.offset(node, group, queue)
         timed = None
-        if is_by_time(to):
+        if to.kind is _Kind.TIME:
             timed = await self._reading.offset_at(node.address, queue, to.at, low, high)
         offset = target(to, queue, progress=progress, low=low, high=high, timed=timed)
         return None if offset is None else QueueMove(queue, progress, offset, low, high)

@@ -443,10 +443,10 @@ class AsyncTopics:
     async def get(self, topic: str) -> Topic:
         """One topic. Raises `TopicNotFound`."""
         nodes = (await self._asking.topology()).readers()
-        found = await self._found(nodes, topic)
-        if not found:
+        present = await self._on_brokers(nodes, topic)
+        if not present:
             raise await not_found(self._asking, topic)
-        return _topic(topic, found, frozenset())
+        return _on_all_brokers(topic, present)
 
     async def route(self, topic: str) -> Route:
         """Where clients find a topic. Raises `TopicNotFound`."""
@@ -565,8 +565,7 @@ class AsyncTopics:
         if problems:
             raise NotEffective(f"configuring topic {topic!r}", problems)
         await self._until_routed(topic, wanted)
-        parts = [_on_broker(node.broker, config) for node, config in after.items()]
-        return _topic(topic, parts, frozenset())
+        return _on_all_brokers(topic, after)
 
     async def _keep_order(self, topic: str, wanted: Mapping[BrokerNode, TopicConfig]) -> None:
         """Store an ordered topic's queues at the name servers, in case a broker is down."""
@@ -661,10 +660,6 @@ class AsyncTopics:
         if cluster is None and await self._config.value(ORDER_NAMESPACE, topic) is not None:
             await self._config.delete_value(ORDER_NAMESPACE, topic)
 
-    async def _found(self, nodes: Sequence[BrokerNode], topic: str) -> Sequence[TopicOnBroker]:
-        present = await self._on_brokers(nodes, topic)
-        return [_on_broker(node.broker, config) for node, config in present.items()]
-
     async def _on_brokers(
         self, nodes: Sequence[BrokerNode], topic: str
     ) -> dict[BrokerNode, TopicConfig]:
@@ -674,7 +669,9 @@ class AsyncTopics:
 
     async def _all(self, node: BrokerNode) -> tuple[tuple[TopicConfig, ...], frozenset[str]]:
         """The topics of a broker, and its system topics."""
-        return await self._table(node), await self._own(node)
+        code = RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+        system = await self._asking.ask_body(TopicList, node.address, code)
+        return await self._table(node), frozenset(system.topic_list)
 
     async def _one(self, node: BrokerNode, topic: str) -> TopicConfig | None:
         """One topic of a broker, or None."""
@@ -695,12 +692,6 @@ class AsyncTopics:
             TopicConfigTable, node.address, RequestCode.GET_ALL_TOPIC_CONFIG
         )
         return tuple(table.topic_config_table.values())
-
-    async def _own(self, node: BrokerNode) -> frozenset[str]:
-        names = await self._asking.ask_body(
-            TopicList, node.address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
-        )
-        return frozenset(names.topic_list)
 
     async def _route(self, topic: str, address: Address | None = None) -> TopicRouteData | None:
         code = RequestCode.GET_ROUTEINFO_BY_TOPIC
@@ -805,6 +796,11 @@ def _topic(name: str, parts: Sequence[TopicOnBroker], system: frozenset[str]) ->
     attributes = {key: value for part in parts for key, value in part.attributes.items()}
     brokers = tuple(sorted(parts, key=lambda part: part.broker))
     return Topic(name, kind_of(name, attributes, system), brokers)
+
+
+def _on_all_brokers(topic: str, present: Mapping[BrokerNode, TopicConfig]) -> Topic:
+    parts = [_on_broker(node.broker, config) for node, config in present.items()]
+    return _topic(topic, parts, frozenset())
 
 
 def route_of(topic: str, data: TopicRouteData) -> Route:
