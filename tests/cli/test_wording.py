@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orbitmq.cli.command import queue_of, seconds, time_of
 from orbitmq.cli.main import Misused
-from orbitmq.cli.output import Columns, count, drawing, facts, harmless, moment, rate, size
+from orbitmq.cli.output import Columns, count, facts, harmless, moment, rate, size
 from orbitmq.cli.settings import (
     JsonLines,
     LogFormat,
@@ -126,25 +126,6 @@ def test_a_table_for_a_terminal_fits_into_it():
 
     assert max(map(len, lines)) <= 40 + len("\x1b[1m\x1b[0m")
     assert sum(line.count("a") for line in lines[1:]) == 300
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1),
-            st.integers(0, 10**9),
-        ),
-        max_size=5,
-    )
-)
-def test_a_table_that_fits_looks_the_same_as_that_of_rich(rows):
-    columns = (
-        Columns[tuple[str, int]]()
-        .text("name", lambda row: row[0])
-        .number("count", lambda row: f"{row[1]:,}")
-    )
-
-    assert columns.drawn(rows, is_terminal=False) == drawing(columns.grid(rows), is_terminal=False)
 
 
 def test_wide_characters_keep_the_columns_straight_and_bad_cells_are_red(monkeypatch):
