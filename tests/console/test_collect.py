@@ -173,16 +173,15 @@ async def test_stopping_ends_streams_and_leaves_no_task():
         console_of(cluster) as browser,
         browser.listening("/events") as until,
     ):
-        ended = asyncio.create_task(until(b"never sent"))
         await browser.console.stop()
         with pytest.raises(AssertionError, match="it ended"):
-            await ended
+            await until(b"never sent")
     assert {task for task in asyncio.all_tasks() - before if not task.done()} == set()
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sets(st.integers(0, 39)))
 def test_every_name_has_its_turn_whichever_names_are_urgent(many, size, numbers):
-    poller = Poller(size)
+    poller: Poller[str, None] = Poller(size)
     names = [f"group-{number}" for number in range(many)]
     urgent = {f"group-{number}" for number in numbers}
 
@@ -196,18 +195,18 @@ def test_every_name_has_its_turn_whichever_names_are_urgent(many, size, numbers)
 
 
 def test_urgent_names_have_most_of_the_turns_and_new_ones_come_first():
-    poller = Poller(3)
+    poller: Poller[str, None] = Poller(3)
     names = [f"group-{number}" for number in range(100)]
 
     turns = [poller.choose(names, {"group-50", "group-51"}) for _ in range(10)]
 
     assert all({"group-50", "group-51"} <= set(turn) for turn in turns)
-    single = Poller(1)
+    single: Poller[str, None] = Poller(1)
     assert [single.choose(each) for each in ("ab", "bc", "abc")] == [["a"], ["b"], ["a"]]
 
 
 async def test_answers_are_kept_until_the_next_turn_and_while_requests_fail():
-    poller = Poller(2)
+    poller: Poller[str, int] = Poller(2)
     asked: list[str] = []
 
     async def ask(name):
@@ -252,8 +251,8 @@ def test_progress_that_rests_is_noticed_only_while_messages_wait():
 def group(**fields):
     lag, came, went = (fields.pop(name, 0) for name in ("lag", "came", "went"))
     part = TopicPart("orders", lag, 1, came, went)
-    base = {"name": "g", "settings": GroupSettings("g"), "brokers": (), "parts": (part,)}
-    return GroupSample(**base | fields)
+    fields.setdefault("settings", GroupSettings("g"))
+    return GroupSample(name="g", brokers=(), parts=(part,), **fields)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 import pytest
 
@@ -40,7 +41,7 @@ SENT = {"tag": "t", "key": ("k",), "property": {"a": "b"}, "delay": "1.5s"}
 FROM = {"queue": [QUEUE], "offset": 17, "newest": True, "limit": 50}
 SLOWLY = {"where": CHOICE, "limit": 10, "rate": 2.5, "to": "retry"}
 AGAIN = {"to": "origin", "again": True, "dry_run": True}
-ROWS: list[tuple[Action, tuple[str | None, ...], dict[str, object], str]] = [
+ROWS: list[tuple[Action, tuple[str | None, ...], Mapping[str, object], str]] = [
     (Action.START_CLUSTER, (), {}, ""),
     (Action.START_NAME_SERVER, (), {"port": 9876}, "--port 9876"),
     (Action.START_BROKER, (), BROKER,
