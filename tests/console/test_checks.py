@@ -220,7 +220,7 @@ def test_the_worst_comes_first_and_forty_faults_of_one_kind_are_gathered():
     assert faults[0].weight is Severity.BAD
     counts = [(kind["kind"], kind["count"]) for kind in kinds]
     assert counts == [("stalled", 1), ("nobody consumes", 40)]
-    assert kinds[1]["faults"] == faults[1:6]
+    assert kinds[1]["faults"] == list(faults[1:6])
 
 
 def test_a_broker_that_did_not_answer_is_named():

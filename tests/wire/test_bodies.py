@@ -211,12 +211,6 @@ def test_cluster_information_is_read_with_the_bare_keys_apache_always_writes():
     assert encode_body(cluster, bare_integer_keys=True) == text
 
 
-def test_a_queue_as_key_may_also_come_as_text():
-    text = json.dumps({"offsetTable": {QUEUE_JSON.decode(): 5}}).encode()
-
-    assert decode_body(ResetOffsets, text) == ResetOffsets(offset_table={QUEUE: 5})
-
-
 def test_a_heartbeat_of_a_cpp_client_means_the_same_as_that_of_a_java_client():
     cpp = (
         b'{"clientID":"1@one","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'

@@ -230,14 +230,6 @@ def test_every_text_has_a_json_form_that_reads_back(text):
     assert json.loads(object_of_strings({text: text})) == {expected: expected}
 
 
-def test_a_text_alone_is_escaped_as_it_is_among_fields():
-    """The two are written in different ways; every character that either treats specially."""
-    for code in (*range(0x300), *range(0x2000, 0x2100), 0xD800, 0xDFFF, 0xFFFF, 0x1F600):
-        text = f"a{chr(code)}b\\u000c"
-
-        assert object_of_strings({"k": text}) == b'{"k":%b}' % quoted(text), hex(code)
-
-
 #: What peers send that differs from what Java writes, and what it means.
 TOLERATED: dict[str, tuple[bytes, dict[str, object]]] = {
     "numbers and booleans as fields": (
@@ -433,25 +425,6 @@ def test_the_remark_of_an_answer_is_no_format_for_printf(serialization, remark, 
     assert "%" not in said
 
 
-def test_a_one_way_request_says_so():
-    assert received(encode_command(Command.request(15, opaque=1, one_way=True))).is_one_way
-
-
-def test_commands_differ_in_every_part():
-    base = Command.request(11, opaque=1, extra={"a": "1"})
-
-    assert base == Command.request(11, opaque=1, extra={"a": "1"})
-    for other in (
-        Command.request(12, opaque=1, extra={"a": "1"}),
-        Command.request(11, opaque=2, extra={"a": "1"}),
-        Command.request(11, opaque=1, extra={"a": "2"}),
-        Command.request(11, opaque=1),
-        Command.request(11, opaque=1, extra={"a": "1"}, body=b"x"),
-    ):
-        assert base != other
-    assert base != "a command"
-
-
 SEND = Command.request(
     RequestCode.SEND_MESSAGE_V2,
     SendMessageRequest(
@@ -517,15 +490,3 @@ def test_mutated_frames_raise_only_declared_errors_and_hold_little(sample, chang
         tracemalloc.stop()
 
     assert peak < 2 * 1024 * 1024
-
-
-@settings(max_examples=300)
-@given(st.sampled_from([0, 1]), st.binary(max_size=60))
-def test_random_headers_raise_only_declared_errors(serialization, header):
-    try:
-        command = decode_command(Frame(serialization, header))
-        dict(command.ext_fields)
-    except WireError:
-        return
-
-    assert command.serialization == serialization

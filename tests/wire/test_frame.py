@@ -35,17 +35,6 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(sent, cuts):
     assert received == sent
 
 
-def test_a_stream_can_arrive_byte_by_byte():
-    sent = [Frame(0, b"{}", b"body"), Frame(1, b"h" * 30), Frame(0, b"{}", b"x" * (VIEW_FROM + 5))]
-    reader = FrameReader()
-
-    received = [
-        frame for byte in b"".join(map(encode_frame, sent)) for frame in reader.feed(bytes([byte]))
-    ]
-
-    assert received == sent
-
-
 @given(sent=frames, cut=st.integers(0, 120))
 def test_the_reader_says_how_much_it_needs_to_go_on(sent, cut):
     stream = encode_frame(sent)

@@ -14,7 +14,6 @@ from orbitmq.wire.frame import Frame, FrameReader
 from orbitmq.wire.headers import (
     LETTERED_CODES,
     BoundaryType,
-    ConsumeDirectlyRequest,
     ConsumerSendBackRequest,
     GetMaxOffsetRequest,
     Header,
@@ -143,14 +142,6 @@ def test_primitive_fields_are_sent_with_their_defaults_and_nulls_are_not(header,
     assert {name: text for name, text in fields.items() if name not in required} == always_sent
 
 
-def test_a_field_of_its_own_and_an_inherited_one_do_not_mix():
-    fields = encode_fields(
-        ConsumeDirectlyRequest(consumer_group="g", message_broker="own", broker_name="inherited")
-    )
-
-    assert fields == {"consumerGroup": "g", "brokerName": "own", "bname": "inherited"}
-
-
 @pytest.mark.parametrize("truth", ["1", "true", "TRUE", 1, True])
 @pytest.mark.parametrize("lie", ["0", "false", "False", 0, False])
 def test_booleans_come_as_words_digits_and_json(truth, lie):
@@ -227,13 +218,6 @@ def test_a_boundary_is_known_by_name_in_any_case(text):
 
     assert header.boundary_type is BoundaryType.UPPER
     assert encode_fields(header)["boundaryType"] == "UPPER"
-
-
-def test_a_request_without_any_fields_names_the_first_one_missing():
-    command = decode_command(Frame(0, b'{"code":11}'))
-
-    with pytest.raises(HeaderError, match="'consumerGroup' must be present"):
-        command.header(PullMessageRequest)
 
 
 @given(st.dictionaries(st.sampled_from([*PULL, "nsd", "lo", "x"]), st.text(max_size=6)))

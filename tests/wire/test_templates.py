@@ -1,16 +1,18 @@
-"""Answers filled in, compared with answers encoded."""
+"""Requests and answers filled in from templates, compared with those that are encoded."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.wire.codes import EncodeError, Language, ResponseCode
-from orbitmq.wire.command import decode_command, encode_command
+from orbitmq.wire.codes import EncodeError, Language, RequestCode, ResponseCode, WireLimits
+from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader, frame_head
-from orbitmq.wire.headers import PullMessageResponse, SendMessageResponse
-from orbitmq.wire.templates import AnswerTemplate
+from orbitmq.wire.headers import PullMessageResponse, SendMessageRequest, SendMessageResponse
+from orbitmq.wire.templates import AnswerTemplate, RequestTemplate
 
 SENT = AnswerTemplate(
     SendMessageResponse,
@@ -115,3 +117,70 @@ def test_a_constant_that_looks_like_a_mark_is_refused():
         AnswerTemplate(
             SendMessageResponse, ("queue_id", "queue_offset"), constant={"msg_id": "1970352100"}
         )
+
+
+VARYING = ("queue_id", "sys_flag", "born_timestamp", "flag", "properties")
+CODES = st.sampled_from(
+    [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE]
+)
+
+
+def _constant(group: str = "g", topic: str = "orders") -> dict[str, Any]:
+    return {
+        "producer_group": group,
+        "topic": topic,
+        "default_topic": "TBW102",
+        "default_topic_queue_nums": 4,
+        "batch": False,
+        "broker_name": "broker-a",
+    }
+
+
+@given(
+    code=CODES,
+    group=st.text(),
+    topic=st.text(),
+    values=st.tuples(int32, int32, int64, int32, st.text()),
+    opaque=st.integers(0, 2**31 - 1),
+    body=st.binary(max_size=100),
+)
+def test_a_request_filled_in_is_the_one_encoded(code, group, topic, values, opaque, body):
+    constant = _constant(group, topic)
+    template = RequestTemplate(code, SendMessageRequest, VARYING, constant=constant)
+
+    filled = template.pieces(opaque, *values, body=body)
+
+    header = SendMessageRequest(**constant, **dict(zip(VARYING, values, strict=True)))
+    request = Command.request(code, header, opaque=opaque, body=body)
+    assert b"".join(filled) == encode_command(request)
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(0, 1), (1024, 1), (64 * 1024, 2)])
+def test_a_small_body_is_one_piece_with_its_head_and_a_large_one_is_not_copied(size, pieces):
+    template = RequestTemplate(310, SendMessageRequest, VARYING, constant=_constant())
+    body = bytes(size)
+
+    filled = template.pieces(1, 0, 0, 0, 0, "", body=body)
+
+    assert len(filled) == pieces
+    assert b"".join(filled).endswith(body)
+    assert pieces == 1 or filled[-1] is body
+
+
+def test_varying_fields_in_another_order_are_refused():
+    with pytest.raises(EncodeError, match="order"):
+        RequestTemplate(310, SendMessageRequest, VARYING[::-1], constant=_constant())
+
+
+def test_a_constant_that_looks_like_a_mark_is_refused():
+    with pytest.raises(EncodeError, match="mark"):
+        RequestTemplate(310, SendMessageRequest, VARYING, constant=_constant(topic="1970352100"))
+
+
+def test_a_request_above_the_limit_is_refused():
+    template = RequestTemplate(
+        310, SendMessageRequest, VARYING, constant=_constant(), limits=WireLimits(frame=1000)
+    )
+
+    with pytest.raises(EncodeError, match="1000"):
+        template.pieces(1, 0, 0, 0, 0, "", body=bytes(1000))
