@@ -172,7 +172,7 @@ def test_varying_fields_in_another_order_are_refused():
         RequestTemplate(310, SendMessageRequest, VARYING[::-1], constant=_constant())
 
 
-def test_a_constant_that_looks_like_a_mark_is_refused():
+def test_a_constant_of_a_request_that_looks_like_a_mark_is_refused():
     with pytest.raises(EncodeError, match="mark"):
         RequestTemplate(310, SendMessageRequest, VARYING, constant=_constant(topic="1970352100"))
 
