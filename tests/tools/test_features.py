@@ -231,32 +231,6 @@ def test_the_last_results_are_shown_without_running_anything(project):
     }
 
 
-def test_without_last_results_it_says_what_to_run(project):
-    ended = features(project, "--last")
-
-    assert ended.returncode == 2
-    assert "run `make features`" in ended.stderr
-
-
-def test_no_marked_test_at_all_is_no_error(project):
-    ended = features(project)
-
-    assert last_line(ended) == "features: 0 of 4 proven"
-    assert ended.returncode == 0
-
-
-def test_a_run_that_breaks_off_proves_nothing(project):
-    write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
-    features(project)
-    write_tests(project, "conftest.py", "raise SystemExit('gone')\n")
-
-    ended = features(project)
-
-    assert ended.returncode != 0
-    assert "features: 1 of 4" not in ended.stdout
-    assert features(project, "--last").returncode == 2
-
-
 def test_several_processes_report_to_one(project):
     write_tests(
         project,
