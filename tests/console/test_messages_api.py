@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from orbitmq.client.routes import Queue
 from orbitmq.console.api import messages
-from tests.support.consoles import DEADLINE, HOSTILE, Browser
+from tests.support.consoles import HOSTILE, Browser
 from tests.support.consuming import until
 
 QUEUE = Queue("orders", "broker-a", 0)
@@ -139,32 +136,36 @@ async def test_what_became_of_a_message_is_told_for_every_group(desk):
     assert track["copy"]["topic"] == "%DLQ%billing"
 
 
+def told(said: bytes) -> list[dict[str, Any]]:
+    """The events in the bytes of a stream."""
+    lines = [line for line in said.decode().splitlines(keepends=True) if line.endswith("\n")]
+    kinds = [line[7:].strip() for line in lines if line.startswith("event: ")]
+    contents = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    return [{"kind": kind} | each for kind, each in zip(kinds, contents, strict=False)]
+
+
 async def test_messages_are_followed_as_they_arrive(desk):
     await desk.world.fill(QUEUE, 2, name="old")
-    async with streamed(desk.browser, "/messages/tail?topic=orders") as events:
-        await anext(events)
-        told = await anext(events)
+    async with desk.browser.listening("/messages/tail?topic=orders") as until_said:
+        await until_said(b"event: command")
         await desk.world.fill(OTHER, 3, name="new")
-        bodies = [(await anext(events))["preview"] for _ in range(3)]
+        command, *arrived = told(await until_said(b'"preview":"new2"'))
 
-    assert told == {"kind": "command", "command": f"orbitmq consume orders --follow{desk.aim}"}
-    assert bodies == ["new0", "new1", "new2"]
+    assert command == {"kind": "command", "command": f"orbitmq consume orders --follow{desk.aim}"}
+    assert [each["preview"] for each in arrived][:2] == ["new0", "new1"]
     await desk.browser.get("/messages/tail?topic=nowhere", 404)
 
 
-async def test_only_so_many_pages_follow_topics_and_a_place_is_free_again(desk, monkeypatch):
+async def test_a_bounded_number_of_pages_follow_topics_at_a_time(desk, monkeypatch):
     monkeypatch.setattr(messages, "MOST_TAILS", 1)
-    parts = desk.browser.console.state
-    async with streamed(desk.browser, "/messages/tail?topic=orders") as first:
-        await anext(first)
-        assert (await anext(first))["kind"] == "command"
-        async with streamed(desk.browser, "/messages/tail?topic=orders") as second:
-            await anext(second)
-            refused = await anext(second)
+    state = desk.browser.console.state
+    async with desk.browser.listening("/messages/tail?topic=orders") as first:
+        await first(b"event: command")
+        async with desk.browser.listening("/messages/tail?topic=orders") as second:
+            refused = await second(b"close one")
 
-    assert refused["kind"] == "refused"
-    assert "close one" in refused["text"]
-    await until(lambda: parts.tails == 0)
+    assert b"event: refused" in refused
+    await until(lambda: state.tails == 0)
 
 
 async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk):
@@ -203,40 +204,10 @@ async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk)
     assert found["command"].startswith("orbitmq message track ")
 
 
-async def test_what_happens_is_pushed_to_open_pages(desk):
-    async with streamed(desk.browser, "/events") as events:
-        await anext(events)
+async def test_changes_are_pushed_to_open_pages(desk):
+    async with desk.browser.listening("/events") as until_said:
         await desk.browser.post("/pipelines/q", {"state": "running", "batch": 7}, 204)
-        kinds: dict[str, Any] = {}
-        while len(kinds) < 2:
-            event = await anext(events)
-            kinds[event["kind"]] = event
+        await until_said(b"event: pipeline")
+        said = told(await until_said(b"event: sample") + b"\n")
 
-    assert kinds["pipeline"]["batch"] == 7
-    assert kinds["sample"]["at"] > 0
-
-
-@contextlib.asynccontextmanager
-async def streamed(browser: Browser, path: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-    """The events of a stream; the first one says that it is open."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", browser.console.port)
-    host = f"127.0.0.1:{browser.console.port}"
-    writer.write(f"GET /api/v1{path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
-
-    async def events() -> AsyncIterator[dict[str, Any]]:
-        kind = ""
-        while line := await reader.readline():
-            if line.startswith(b"retry:"):
-                yield {}
-            elif line.startswith(b"event: "):
-                kind = line[7:].decode().strip()
-            elif line.startswith(b"data: "):
-                yield {"kind": kind} | json.loads(line[6:])
-
-    try:
-        async with asyncio.timeout(DEADLINE), contextlib.aclosing(events()) as found:  # type: ignore[type-var]
-            yield found
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+    assert [each["batch"] for each in said if each["kind"] == "pipeline"] == [7]

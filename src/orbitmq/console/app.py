@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -64,6 +65,9 @@ VIEWS: Final = (
     "/brokers",
     "/audit",
 )
+_IS_VIEW = re.compile(
+    "|".join(re.sub(r"\{\w+\}", "[^/]+", view).rstrip("/") + "/*" for view in VIEWS)
+).fullmatch
 #: Seconds that open requests have to end at a stop.
 _GRACE = 3
 #: Connections and requests at the same time; further ones are refused before files run out.
@@ -247,7 +251,7 @@ class Page:
 
     async def show(self, request: Request) -> Response:
         """The page, with the content of the first view in it; 404 where there is no view."""
-        is_there = is_view(_asked_for(request.scope))
+        is_there = _IS_VIEW(_asked_for(request.scope)) is not None
         if not is_there and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404, _ELSEWHERE.get(request.scope["path"], "no view is here"))
         state = state_of(request)
@@ -278,19 +282,6 @@ async def health(request: Request) -> Response:
 
 def page_routes() -> list[Route]:
     return [Route("/health", health), Route("/{path:path}", Page().show)]
-
-
-def is_view(address: str) -> bool:
-    """Whether a view has this address, a path that is not decoded."""
-    parts = (address.rstrip("/") or "/").split("/")
-    return any(_fits(pattern.split("/"), parts) for pattern in VIEWS)
-
-
-def _fits(pattern: list[str], parts: list[str]) -> bool:
-    return len(pattern) == len(parts) and all(
-        bool(part) if name.startswith("{") else name == part
-        for name, part in zip(pattern, parts, strict=True)
-    )
 
 
 _ROUTES = [
