@@ -15,7 +15,6 @@ from orbitmq.client.admin.requests import BrokerNode, Unreachable
 from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.errors import GroupNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.clock import SystemClock
 from orbitmq.console import checks, collect
@@ -38,7 +37,6 @@ from orbitmq.console.collect import (
     TopicSample,
     Uneven,
 )
-from orbitmq.console.history import REPORT_INTERVAL
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
 from orbitmq.console.resends import Resent
 from orbitmq.remoting.settings import Address
@@ -431,16 +429,6 @@ async def test_a_group_whose_handlers_hang_is_found_although_it_has_finished_not
     assert found.seconds >= 0.6
 
 
-async def test_no_group_is_called_stalled_before_two_commits_of_its_members_were_due(watch):
-    async with hanging(watch):
-        found = await examined(watch, seconds=0.5)
-
-    assert checks.PATIENCE >= 2 * REPORT_INTERVAL
-    assert stalled(found) == []
-    assert found.watched == {"hanging"}
-    assert found.seconds < checks.PATIENCE
-
-
 async def test_a_group_whose_member_reports_finished_messages_is_slow_and_not_stalled(
     watch, monkeypatch
 ):
@@ -455,11 +443,6 @@ async def test_a_group_whose_member_reports_finished_messages_is_slow_and_not_st
     assert found.watched == {"billing"}
     assert found.seen.snapshot.groups["billing"].still >= 0.4
     assert stalled(found) == []
-
-
-async def test_a_group_that_no_broker_knows_is_refused(watch):
-    with pytest.raises(GroupNotFound, match="tpyo"):
-        await examined(watch, seconds=0, only=("tpyo",))
 
 
 async def test_clocks_are_compared_by_the_topics_that_can_be_read(watch, caplog):

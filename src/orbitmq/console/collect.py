@@ -491,28 +491,22 @@ class Collector:
             for part in group.parts:
                 readers.setdefault(part.topic, {})[group.name] = part.lag
                 rates[part.topic] = max(rates.get(part.topic, 0.0), part.in_rate)
-        return {
-            topic.name: self._topic_sample(
-                topic, readers.get(topic.name, {}), rates.get(topic.name)
+        samples: dict[str, TopicSample] = {}
+        for topic in self._topics:
+            name = topic.name
+            content, counted = self._poller.contents.answers.get(name, (None, 0.0))
+            sample = TopicSample(
+                topic=topic, in_rate=rates.get(name, counted), groups=readers.get(name, {})
             )
-            for topic in self._topics
-        }
-
-    def _topic_sample(
-        self, topic: Topic, groups: dict[str, int], rate: float | None
-    ) -> TopicSample:
-        found = self._poller.contents.answers.get(topic.name)
-        if found is None:
-            return TopicSample(topic=topic, in_rate=rate or 0.0, groups=groups)
-        content, counted = found
-        return TopicSample(
-            topic=topic,
-            in_rate=counted if rate is None else rate,
-            messages=content.messages,
-            first_stored_at=content.first_stored_at,
-            last_stored_at=content.last_stored_at,
-            groups=groups,
-        )
+            if content is not None:
+                sample = replace(
+                    sample,
+                    messages=content.messages,
+                    first_stored_at=content.first_stored_at,
+                    last_stored_at=content.last_stored_at,
+                )
+            samples[name] = sample
+        return samples
 
 
 def readers(cluster: ClusterStatus) -> list[BrokerNode]:
