@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.filling import fill, numbered
-from tests.support.sparking import in_files
-
-ROOT = Path(__file__).parents[2]
+from tests.support.filling import fill, make_topic, numbered
+from tests.support.sparkconsuming import Journal, progress_of
+from tests.support.sparking import in_files, run_module
 
 
 @pytest.mark.timeout(240)
@@ -23,20 +18,9 @@ def test_reads_streams_and_writes_through_a_connect_session(
     fill(orbit_broker, orbit_topic, numbered(500, queues=4))
     orbit_cluster.create_topic("copies", queues=2)
 
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.support.sparkconnectsource"),
-            *(orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path)),
-        ],
-        cwd=tmp_path,  # tables of SQL are folders there
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    words = (orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path))
+    done = run_module("sparkconnectsource", *words, cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said == {
         "kind": "pyspark.sql.connect.session",
@@ -50,3 +34,19 @@ def test_reads_streams_and_writes_through_a_connect_session(
     # A function for batches has read the topic beside its batch, which is empty: the first one.
     assert [path.name for path in tmp_path.glob("together-*")] == ["together-500"]
     assert sum(orbit_cluster.progress("connected", orbit_topic).values()) == 500
+
+
+@pytest.mark.timeout(180)
+def test_a_connect_session_runs_a_group_like_any_other(orbit_cluster, tmp_path):
+    make_topic(orbit_cluster, "orders", 100, queues=2)
+    journal = Journal(tmp_path / "journal")
+
+    words = (orbit_cluster.name_server, "billing", "orders", str(journal.path))
+    done = run_module("sparkconnect", *words)
+
+    assert done.stdout.splitlines()[-2:] == [
+        "True 99 1 ('orders', 'no such customer')",
+        "99 1 RowsRefused",
+    ]
+    assert sorted(map(int, journal.bodies())) == list(range(100))
+    assert progress_of(orbit_cluster, "billing", "orders") == {0: 50, 1: 50}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from orbitmq.spark.read import read_partition
 from orbitmq.spark.source import full_schema
 from orbitmq.wire.codes import ResponseCode
 from tests.support.command import Started
+from tests.support.sparking import run_module
 
 ROOT = Path(__file__).parents[2]
 TLS = ROOT / "tests" / "data" / "tls"
@@ -45,23 +43,9 @@ def guarded(tmp_path):
     """The name server of a cluster that nobody enters without a certificate and an account."""
     accounts, config = tmp_path / "accounts.toml", tmp_path / "orbitmq.toml"
     accounts.write_text(ACCOUNTS)
-    server = "".join(
-        f'tls.{name} = "{value}"\n'
-        for name, value in {
-            "certificate": CERTIFICATE,
-            "key": KEY,
-            "mode": "enforcing",
-            "client_authority": CERTIFICATE,
-        }.items()
-    )
-    outward = "".join(
-        f'tls.{name} = "{value}"\n'
-        for name, value in {
-            "authority": CERTIFICATE,
-            "certificate": CERTIFICATE,
-            "key": KEY,
-        }.items()
-    )
+    own = f'tls.certificate = "{CERTIFICATE}"\ntls.key = "{KEY}"\n'
+    server = f'{own}tls.mode = "enforcing"\ntls.client_authority = "{CERTIFICATE}"\n'
+    outward = f'{own}tls.authority = "{CERTIFICATE}"\n'
     config.write_text(
         f"[namesrv]\nport = 0\n{server}\n[broker]\nport = 0\n{server}\n"
         f'[broker.access]\naccounts = "{accounts}"\n[broker.outward]\n{outward}'
@@ -77,28 +61,11 @@ def test_everything_works_with_the_right_keys_and_nothing_tells_them(guarded, tm
     folder = tmp_path / "job"
     folder.mkdir()
 
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.support.sparkguarded"),
-            *(guarded, str(CERTIFICATE), str(KEY), str(folder)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        input=json.dumps(
-            {
-                "access": ACCESS,
-                "secret": SECRET,
-                "wrong": WRONG,
-                "unnamed": (UNNAMED, UNNAMED_SECRET),
-            }
-        ),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    secrets = {"access": ACCESS, "secret": SECRET, "wrong": WRONG}
+    secrets_in = json.dumps(secrets | {"unnamed": (UNNAMED, UNNAMED_SECRET)})
+    words = (guarded, str(CERTIFICATE), str(KEY), str(folder))
+    done = run_module("sparkguarded", *words, text=secrets_in)
 
-    assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["rows"], found["copies"], found["idle"]) == (60, 60, True)
     assert (found["done"], found["dead"], found["letters"]) == (59, 1, ["7"])

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.connections import QueueRange
+from orbitmq.client.ranges.cluster import RangeCluster
+from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
+from orbitmq.errors import NoRoute
+from orbitmq.spark.options import DataLost, batch_options
 from orbitmq.spark.plan import TriggerGate, batch_ends, cut, partition
+from orbitmq.spark.readers import RangePartition, RocketMQBatchReader
+from orbitmq.spark.source import full_schema
+from orbitmq.spark.stream import BrokerBackoff, longest_waits
+from orbitmq.testing.cluster import EmbeddedCluster
+from tests.support.filling import fill, numbered
 
 A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
 
@@ -152,3 +164,145 @@ def test_a_batch_waits_for_enough_but_not_longer_than_allowed():
     assert not gate.opens(99, now=1090.9)
     assert gate.opens(99, now=1091.0)
     assert not gate.opens(99, now=1092.0)
+
+
+# ---- pauses of brokers that did not answer
+
+
+def pause_after(pauses: BrokerBackoff, wait: float, *, asked: float = 100.0) -> float:
+    """How long a broker is left alone that kept us waiting, to a tenth of a second."""
+    answered = asked + wait
+    pauses.note(["a"], {"a": wait}, answered)
+    return next(
+        tenth / 10 for tenth in range(10_000) if pauses.is_over("a", answered + tenth / 10 + 1e-6)
+    )
+
+
+def test_a_broker_that_hangs_is_left_alone_for_longer_and_longer():
+    pauses = BrokerBackoff(5.0)
+
+    assert [pause_after(pauses, 3.0) for _ in range(6)] == [5.0, 6.0, 12.0, 24.0, 24.0, 24.0]
+
+
+def test_a_broker_that_refuses_does_not_pay_for_one_that_hangs():
+    pauses = BrokerBackoff(5.0)
+
+    for start in (100.0, 200.0, 300.0, 400.0):
+        pauses.note(["a", "b"], {"a": 0.01, "b": 3.0}, start + 3.0)
+
+    assert pauses.is_over("a", 408.0)
+    assert not pauses.is_over("b", 426.0)
+
+
+def test_refusals_do_not_make_the_first_hiccup_a_long_one():
+    pauses = BrokerBackoff(5.0)
+    for _ in range(6):
+        pause_after(pauses, 0.01)
+
+    assert [pause_after(pauses, 3.0) for _ in range(3)] == [5.0, 6.0, 12.0]
+
+
+def test_a_broker_counts_with_the_longest_wait_for_one_of_its_queues():
+    slow, quick, other = Queue("t", "a", 0), Queue("t", "a", 1), Queue("t", "b", 0)
+
+    assert longest_waits([slow, quick, other], {slow: 3.0, quick: 0.1}) == {"a": 3.0, "b": 0.0}
+
+
+def test_who_has_answered_begins_anew():
+    pauses = BrokerBackoff(5.0)
+    for _ in range(4):
+        pause_after(pauses, 3.0)
+
+    pauses.note(["a", "b"], {"b": 0.0}, 500.0)
+
+    assert pauses.is_over("a", 500.0)
+    assert not pauses.is_over("b", 504.0)
+    assert pause_after(pauses, 3.0, asked=600.0) == 5.0
+
+
+# ---- batch reads
+
+
+def planned(cluster: EmbeddedCluster, topic: str, **options: str) -> dict[int, tuple[int, int]]:
+    """The offsets that tasks would read, by queue."""
+    given = {"nameServer": cluster.name_server, "subscribe": topic} | options
+    reader = RocketMQBatchReader(batch_options(given, {}), full_schema(include_properties=True))
+    found: dict[int, tuple[int, int]] = {}
+    for part in reader.partitions():
+        assert isinstance(part, RangePartition)
+        for each in part.ranges:
+            assert each.queue.id not in found
+            found[each.queue.id] = (each.start, each.end)
+    return found
+
+
+def at(topic: str, *offsets: int) -> str:
+    return json.dumps({topic: {f"broker-a:{number}": each for number, each in enumerate(offsets)}})
+
+
+@pytest.fixture
+def topic(cluster, topic):
+    """Four queues of ten messages."""
+    fill(cluster.broker_addresses[0], topic, numbered(40, queues=4))
+    return topic
+
+
+def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(orbit_cluster):
+    orbit_cluster.create_topic("sales", queues=1)
+
+    with pytest.raises(NoRoute, match=r"do you mean 'sales'\? If not, create it"):
+        planned(orbit_cluster, "saels")
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "problems", "left"),
+    [
+        (
+            (1, 99999, 0, 11),
+            None,
+            [f"broker-a:{n} is to be read from offset {at} on" for n, at in ((1, 99999), (3, 11))],
+            {0: (1, 10), 2: (0, 10)},
+        ),
+        (
+            (50, 5, 0, 99),
+            (60, 60, 0, 99),  # nothing of the last two queues
+            [f"broker-a:{n} was asked for offsets {at} to 60 (" for n, at in ((0, 50), (1, 5))],
+            {1: (5, 10)},
+        ),
+        ((1, 10, 10, 10), None, [], {0: (1, 10)}),
+    ],
+)
+def test_offsets_that_do_not_exist_are_a_loss_or_left_out(
+    cluster, topic, caplog, starts, ends, problems, left
+):
+    options = {"startingOffsets": at(topic, *starts)}
+    if ends is not None:
+        options["endingOffsets"] = at(topic, *ends)
+
+    found = planned(cluster, topic, failOnDataLoss="false", **options)
+
+    assert found == left
+    for problem in problems:
+        assert f"{topic}@{problem}" in caplog.text
+        with pytest.raises(DataLost, match=re.escape(problem)) as raised:
+            planned(cluster, topic, **options)
+        assert len(raised.value.problems) == len(problems)
+
+
+def test_the_progress_of_a_group_in_a_topic_that_was_made_anew_is_a_loss(cluster, topic):
+    group = f"readers-of-{topic}"
+    reported = {Queue(topic, "broker-a", number): 5 * number for number in range(4)}
+    with RangeCluster(RangeAccess(name_servers=(cluster.name_server,)), group) as known:
+        known.queues([topic])
+        known.join([topic], RangeFilter())
+        assert not known.report(reported).failures
+    options = {"startingOffsets": "group", "group": group}
+
+    with pytest.raises(DataLost, match=r"broker-a:3 is to be read from offset 15 on and has 0 to"):
+        planned(cluster, topic, **options)
+    found = planned(cluster, topic, failOnDataLoss="false", **options)
+    assert found == {0: (0, 10), 1: (5, 10)}
+    # A group that has read more than is wanted leaves nothing to read, which is no loss.
+    assert planned(cluster, topic, queues="0,1,2", endingOffsets=at(topic, 3, 3, 3), **options) == {
+        0: (0, 3)
+    }

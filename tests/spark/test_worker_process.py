@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import logging
 import os
+import re
 import select
 import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
+import pyspark
 import pytest
+from pyspark import SparkContext, daemon
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql.classic.dataframe import DataFrame
+from pyspark.util import handle_worker_exception
 
-from orbitmq.spark.options import SourceError, stream_options
+from orbitmq.spark import session, worker
+from orbitmq.spark.options import DataLost, SourceError, cause_of, stream_options, write_options
 from orbitmq.spark.pipelines.run import session_settings
-from orbitmq.spark.readers import stream_reader
+from orbitmq.spark.readers import PlainStreamReader, StreamReader, stream_reader
+from orbitmq.spark.session import settings_for
 from orbitmq.spark.source import full_schema
 from orbitmq.spark.stream import StreamDriver
 from orbitmq.spark.worker import (
@@ -26,11 +40,14 @@ from orbitmq.spark.worker import (
     QuietWorker,
     WorkerCache,
     WorkerFailed,
+    cause_first,
     exit_quietly,
     freeze_modules,
+    pyspark_features,
 )
+from orbitmq.spark.write import RocketMQRowStreamWriter, stream_writer
 from tests.support.filling import fill, numbered
-from tests.support.sparking import until
+from tests.support.sparking import DEADLINE, read, run_module, stream, until
 from tests.support.sparkquiet import FAILING
 
 ROOT = Path(__file__).parents[2]
@@ -46,23 +63,11 @@ def test_a_local_session_says_nothing_unless_something_is_wrong(
     orbit_cluster.create_topic("copies", queues=1)
     # By these Spark would find settings of its own, and workers other ones.
     settings = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP")
-    others = {name: text for name, text in os.environ.items() if name not in settings}
+    words = (orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path))
 
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.support.sparkquiet"),
-            *(orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path)),
-        ],
-        cwd=tmp_path,
-        env={**others, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_module("sparkquiet", *words, cwd=tmp_path, without=settings)
 
     before, found, after = done.stderr.partition(f"{FAILING}\n")
-    assert done.returncode == 0, done.stderr[-3000:]
     assert found
     assert before == ""
     assert "ERROR" in after
@@ -285,3 +290,210 @@ def test_values_of_the_parent_process_are_neither_used_nor_closed(monkeypatch):
         cache.get(key, key.upper)
 
     assert closed == ["own", "B"]
+
+
+# ---- errors
+
+
+MISSING = "orbitmq.spark.options.TopicMissing: no broker serves topic 'missing'"
+
+
+def said_first(error: BaseException | None) -> str:
+    """The first line that names an error of Python."""
+    (line, *_) = re.findall(r"(?:\w+\.)+[A-Z]\w+: .*", str(error).partition("Traceback (most")[0])
+    return str(line)
+
+
+def test_an_error_of_a_task_that_writes(spark, cluster):
+    rows = spark.sql("SELECT 'x' AS body, 'missing' AS topic").write.format("rocketmq")
+
+    with pytest.raises(PythonException) as raised:
+        rows.option("nameServer", cluster.name_server).mode("append").save()
+
+    assert said_first(raised.value).startswith(MISSING)
+    assert "in write_partition" in str(raised.value)
+    assert cause_of(str(raised.value)).startswith("TopicMissing: no broker serves topic")
+
+
+def test_an_error_of_the_process_that_plans(spark, cluster):
+    with pytest.raises(AnalysisException) as raised:
+        read(spark, cluster, "missing").count()
+
+    assert said_first(raised.value).startswith("orbitmq.errors.NoRoute: no broker serves")
+
+
+def test_an_error_of_the_process_of_a_stream(spark, cluster, tmp_path):
+    rows = stream(spark, cluster, "missing")
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(DEADLINE)
+
+    assert said_first(raised.value).startswith("orbitmq.errors.NoRoute: no broker serves")
+
+
+def fails() -> None:
+    raise DataLost(["all of it"]) from ValueError("of no interest any more")
+
+
+@pytest.mark.parametrize("settings", [{}, {"SPARK_SIMPLIFIED_TRACEBACK": "1"}])
+@pytest.mark.parametrize("program", [PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER])
+def test_spark_puts_the_cause_in_front_whether_it_shortens_tracebacks_or_not(
+    monkeypatch, runs_as, program, settings
+):
+    for name, text in settings.items():
+        monkeypatch.setenv(name, text)
+    runs_as(program)
+
+    text = told_by(cause_first()(fails))
+
+    first, _, rest = text.partition("\n")
+    assert first == f"orbitmq.spark.options.DataLost: {DataLost(['all of it'])}"
+    assert "in fails" in rest
+    assert "ValueError:" not in text
+    assert cause_of(text) == f"DataLost: {DataLost(['all of it'])}"
+
+
+def told_by(function: Callable[[], None]) -> str:
+    """What PySpark tells Java of an error."""
+    told: list[bytes] = []
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001  # as PySpark does
+        handle_worker_exception(error, SimpleNamespace(write=told.append))  # type: ignore[arg-type]
+    return told[-1].decode()
+
+
+def test_an_error_stays_what_it_is_outside_of_spark():
+    with pytest.raises(DataLost) as raised:
+        cause_first()(fails)()
+
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_what_is_no_error_passes(runs_as):
+    runs_as(PYSPARK_DAEMON)
+
+    with pytest.raises(SystemExit), cause_first():
+        raise SystemExit(0)
+
+
+NO_MODULE = """\
+An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "serializers.py", line 191, in _read_with_length
+    return self.loads(obj)
+ModuleNotFoundError: No module named 'orbitmq'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "worker.py", line 1, in main
+    read_command()
+pyspark.serializers.SerializationError: Caused by Traceback (most recent call last):
+  File "serializers.py", line 191, in _read_with_length
+    return self.loads(obj)
+ModuleNotFoundError: No module named 'orbitmq'
+
+\tat org.apache.spark.api.python
+"""
+GONE = """\
+Py4JJavaError: An error occurred while calling o95.collectToPython.
+: org.apache.spark.SparkException: Job aborted: Python worker exited (crashed).
+\tat org.apache.spark.api.python
+Caused by: java.io.EOFException
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (NO_MODULE, "ModuleNotFoundError: No module named 'orbitmq'"),
+        (GONE, "org.apache.spark.SparkException: Job aborted: Python worker exited (crashed)."),
+        ("\n  plain words\nmore", "plain words"),
+        ("", ""),
+    ],
+)
+def test_the_cause_of_what_spark_says_is_one_line(said, cause):
+    assert cause_of(said) == cause
+
+
+# ---- versions of PySpark
+
+
+_MANAGER = "FileSystemBasedCheckpointFileManager"
+
+
+@pytest.mark.parametrize(
+    ("version", "limits", "arrow_writer", "manager"),
+    [
+        ("4.0.1", False, False, f"streaming.{_MANAGER}"),
+        ("4.1.0", False, True, f"checkpointing.{_MANAGER}"),
+        ("4.2.0", True, True, f"checkpointing.{_MANAGER}"),
+        ("4.3.0", True, True, f"checkpointing.{_MANAGER}"),
+    ],
+)
+def test_a_supported_version(version, limits, arrow_writer, manager):
+    found, settings = pyspark_features(version), settings_for(version)
+
+    assert (found.has_read_limits, found.has_arrow_stream_writer) == (limits, arrow_writer)
+    assert settings["spark.sql.streaming.checkpointFileManagerClass"].endswith(f".{manager}")
+    assert settings["spark.python.daemon.module"] == QUIET_DAEMON
+    assert found.is_known
+
+
+def test_an_unknown_version_is_not_patched_and_this_is_logged(caplog):
+    with caplog.at_level(logging.WARNING):
+        found, settings = pyspark_features("9.9.1"), settings_for("9.9.1")
+
+    assert (found.has_read_limits, found.is_known) == (True, False)
+    assert "spark.python.daemon.module" not in settings
+    assert "PySpark 9.9.1 is not one of the versions that OrbitMQ knows" in caplog.text
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("version", "starts"), [("4.0.1", 1), ("4.3.0", 1), ("9.9.1", 0)])
+def test_java_is_started_here_only_with_a_known_version(monkeypatch, version, starts):
+    """PySpark starts it otherwise."""
+    found = pyspark_features(version)
+    monkeypatch.setattr(worker, "pyspark_features", lambda: found)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    started: list[object] = []
+    monkeypatch.setattr(session, "start_gateway", started.append)
+    monkeypatch.setattr(SparkContext, "__init__", lambda *_, **__: None)
+
+    session.start_java({"spark.master": "local"})
+
+    assert len(started) == starts
+
+
+def test_a_missing_internal_is_named_with_the_version():
+    frame: Any = object()
+
+    with pytest.raises(worker.PySparkDiffers, match=f"PySpark {pyspark.__version__} does not give"):
+        worker.analyzed_plan(frame)
+
+
+def test_the_installed_version_is_what_the_table_says():
+    installed = pyspark_features()
+
+    assert installed == pyspark_features(pyspark.__version__)
+    assert installed.is_known
+    options = {"nameServer": "localhost:9876", "topic": "orders"}
+    reader = stream_reader(stream_options(options, {}), full_schema())
+    writer = stream_writer(write_options(options, {}), full_schema(), overwrite=False)
+    assert isinstance(reader, StreamReader)
+    assert isinstance(reader, PlainStreamReader) != installed.has_read_limits
+    assert isinstance(writer, RocketMQRowStreamWriter) != installed.has_arrow_stream_writer
+    if installed.has_read_limits:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+        assert isinstance(reader, SupportsTriggerAvailableNow)
+
+
+def test_the_internals_of_the_installed_version_are_as_they_are_used():
+    assert len(inspect.signature(daemon.worker).parameters) == 2
+    assert "worker(sock, authenticated)" in inspect.getsource(daemon.manager)
+    assert list(inspect.signature(launch_gateway).parameters) == ["conf", "popen_kwargs"]
+    assert hasattr(SparkContext, "_gateway")
+    assert "_jdf" in inspect.getsource(DataFrame.__init__)

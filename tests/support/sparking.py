@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+ROOT = Path(__file__).parents[2]
 #: For anything that Spark does; its first batch alone may take many seconds.
 DEADLINE = 90
 
@@ -101,6 +105,28 @@ def in_files(folder: Path, column: str = "body") -> list[int]:
             paths.add(json.loads(line)["path"].removeprefix("file://"))
     tables = [parquet.read_table(path, columns=[column]) for path in sorted(paths)]
     return sorted(int(value) for table in tables for value in table.column(column).to_pylist())
+
+
+def run_module(
+    module: str, *words: str, cwd: Path = ROOT, text: str = "", without: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a module of `tests.support` to its end, which must be a good one.
+
+    `without` are variables of the environment that it does not get.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in without}
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.support.{module}", *words],
+        cwd=cwd,
+        env={**inherited, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
 
 
 def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from functools import cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from orbitmq.errors import OrbitError
 
@@ -306,12 +306,23 @@ def range_writer(access: RangeAccess, group: str, settings: WritingSettings) -> 
     """The producer of this process for a cluster."""
     from orbitmq.client.ranges.write import RangeWriter  # noqa: PLC0415  # see the head
 
-    def started() -> RangeWriter:
-        writer = RangeWriter(access, group, settings)
-        writer.start()
-        return writer
+    key = (access, group, settings)
+    return writers.get(key, lambda: started(RangeWriter(*key)))
 
-    return writers.get((access, group, settings), started)
+
+class Startable(Protocol):
+    """What is started once, when a worker makes it."""
+
+    def start(self) -> None: ...
+
+
+S = TypeVar("S", bound=Startable)
+
+
+def started(thing: S) -> S:
+    """The same thing, running."""
+    thing.start()
+    return thing
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -23,8 +25,9 @@ from orbitmq.spark import BatchSettings
 from orbitmq.spark.consuming.progress import BatchReport, PipelineFailed, PipelineState
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, make_topic, numbered
-from tests.support.sparkconsuming import SOON, idle, progress_of
+from tests.support.sparkconsuming import DEADLINE, SOON, idle, progress_of
 from tests.support.sparking import until
+from tests.support.sparkkilling import Job
 
 READER, SECRET = "reader-key", "secret-of-reader"
 ACCOUNTS = f"""
@@ -384,3 +387,128 @@ def test_wrong_use_is_said_at_once(pipeline, orbit_cluster):
         run.on("orders")(print)
     with run, pytest.raises(WrongUse, match="before the start"):
         run.on("other")(print)
+
+
+# ---- in order, when jobs fail
+
+
+Handler = Callable[[ReceivedMessage], None]
+
+
+def dying_beside_a_slow_one(folder: Path) -> Handler:
+    """Queue 0 ends its process, once, in the middle of the slow work on queue 1.
+
+    That takes longer than a batch, so that the two meet even if queue 0 is found later, and has
+    written something down by then.
+    """
+    slow_is_at_work, has_died = str(folder / "slow-is-at-work"), str(folder / "has-died")
+
+    def touch(path: str) -> None:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.queue.id == 1:
+            if message.queue_offset > 0:
+                touch(slow_is_at_work)
+            threading.Event().wait(0.2)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(slow_is_at_work)  # noqa: PTH108  # travels alone
+        elif not os.path.exists(has_died):  # noqa: PTH110
+            for _ in range(6000):
+                if os.path.exists(slow_is_at_work):  # noqa: PTH110
+                    break
+                threading.Event().wait(0.005)
+            touch(has_died)
+            os._exit(1)
+
+    return handle
+
+
+def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ended(
+    pipeline, orbit_cluster, journal, tmp_path
+):
+    make_topic(orbit_cluster, "orders", 60, queues=2)
+    run = pipeline(ordered=True)
+    run.on("orders")(journal.writing(dying_beside_a_slow_one(tmp_path)))
+
+    with run:
+        idle(run)
+
+    slow = sorted(entry for entry in journal.entries() if entry.queue == 1)
+    assert len({entry.process for entry in slow}) > 1, "it was done by two tasks"
+    for one, following in pairwise(slow):
+        assert one.ended <= following.began
+    assert progress_of(orbit_cluster, "billing", "orders") == {0: 30, 1: 30}
+
+
+def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(pipeline, orbit_cluster, tmp_path):
+    """Else its queues would be given to others while it works on them."""
+    make_topic(orbit_cluster, "orders", 1, queues=1)
+    started = tmp_path / "started"
+    path = str(started)
+
+    def never_ends(message):
+        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.write(file, f"{os.getpid()}\n".encode())
+        os.close(file)
+        threading.Event().wait(DEADLINE * 5)
+
+    run = pipeline(ordered=True, batch=BatchSettings(idle=0.02, stop=0.2))
+    run.on("orders")(never_ends)
+    run.start()
+    try:
+        until(lambda: started.exists() and started.read_text().endswith("\n"), "it is called")
+    finally:
+        run.stop()
+
+    (worker,) = map(int, started.read_text().split())
+    assert not is_alive(worker)
+    assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process works; one that is dead may wait to be buried."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] not in "ZX"
+
+
+# ---- a driver that is killed
+
+
+TOPIC = "orders"
+GROUP = "billing"
+QUEUES = 4
+COUNT = 2000
+#: What may be under way when everything is killed: a batch.
+IN_A_BATCH = 100
+
+
+@pytest.mark.timeout(420)
+def test_nothing_is_lost_when_the_driver_is_killed_in_a_batch(pipeline, orbit_cluster, journal):
+    """And little comes twice: what was in the batch that nobody could report."""
+    make_topic(orbit_cluster, TOPIC, COUNT, queues=QUEUES)
+
+    first = Job("sparkconsumer", orbit_cluster.name_server, GROUP, TOPIC, str(journal.path))
+    try:
+        first.until_batches(2)
+        handled = len(journal.entries())
+        until(lambda: len(journal.entries()) > handled, "it is in the middle of the next")
+    finally:
+        first.kill()
+    before = len(journal.entries())
+    reported = sum(progress_of(orbit_cluster, GROUP, TOPIC).values())
+
+    second = pipeline(GROUP, consume_from="last")
+    second.on(TOPIC)(journal.writing())
+    with second:
+        idle(second)
+
+    assert 200 <= reported < COUNT
+    assert reported <= before
+    counts = Counter(journal.bodies())
+    assert set(counts) == {str(n) for n in range(COUNT)}
+    assert sum(progress_of(orbit_cluster, GROUP, TOPIC).values()) == COUNT
+    assert sum(counts.values()) - COUNT == before - reported <= IN_A_BATCH

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import types
 
-from orbitmq.client.consumer.verdict import DeadLetter, Retry
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.consumer.handlers import bind_handler
+from orbitmq.client.consumer.verdict import DEAD, DeadLetter, Failure, Retry
 from orbitmq.client.idempotence import Idempotence, SeenInSqlite
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.connections import QueueRange
+from orbitmq.client.ranges.connections import QueueRange, RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
+from orbitmq.message.stored import StoredMessage
 from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
 from orbitmq.spark.consuming.progress import ReturnFailed, RowsRefused, Settled
-from orbitmq.spark.consuming.returns import neighbours
+from orbitmq.spark.consuming.returns import SendBackClient, SendBackResult, neighbours
+from orbitmq.spark.consuming.verdicts import (
+    NO_PLACE,
+    OPTIONAL,
+    PLACE,
+    REQUIRED,
+    _judging,
+    check_columns,
+    messages_of,
+)
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import Sent, fill, numbered
-from tests.support.sparking import DEADLINE, read, stream, until
+from tests.support.filling import Sent, fill, make_topic, numbered
+from tests.support.sparking import DEADLINE, numbers, read, stream, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def judging() -> Callable[[ReceivedMessage], None]:
@@ -270,3 +288,363 @@ def test_neighbouring_rows_are_looked_up_together():
     found = neighbours([(one, 9), (one, 3), (other, 4), (one, 5), (one, 500), (one, 3)])
 
     assert found == [QueueRange(one, 3, 10), QueueRange(one, 500, 501), QueueRange(other, 4, 5)]
+
+
+# ---- verdicts that are kept
+
+
+Handler = Callable[[ReceivedMessage], None]
+
+
+def failing_once(body: str, folder: Path) -> Handler:
+    """A handler that fails a message when it is first called with it, and never again."""
+    flag = str(folder / f"seen-{body}")
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text() == body and not os.path.exists(flag):  # noqa: PTH110  # travels alone
+            os.close(os.open(flag, os.O_CREAT | os.O_WRONLY))
+            raise ValueError("away for a moment")
+
+    return handle
+
+
+def kept_blocks(spark: SparkSession) -> list[int]:
+    """The numbers of what Spark keeps computed."""
+    return [int(number) for number in spark.sparkContext._jsc.getPersistentRDDs()]
+
+
+def lose_blocks(spark: SparkSession) -> None:
+    """All that executors keep is gone, as when they die."""
+    for kept in spark.sparkContext._jsc.getPersistentRDDs().values():
+        kept.unpersist(True)
+
+
+def test_a_row_is_written_or_given_back_by_one_verdict(spark, orbit_cluster, tmp_path):
+    """The handler would say something else the second time: it is not asked."""
+    make_topic(orbit_cluster, "orders", 6, queues=2)
+    frame = read(spark, orbit_cluster, "orders")
+    before = set(kept_blocks(spark))
+
+    with judged(frame, failing_once("3", tmp_path)) as rows:
+        written = numbers(rows.where("outcome = 'ok'"))
+        settled = settle(rows, "billing", name_server=orbit_cluster.name_server)
+        during = set(kept_blocks(spark))
+
+    assert written == [0, 1, 2, 4, 5]
+    assert settled == Settled(retried=1, dead=0)
+    assert during > before
+    assert set(kept_blocks(spark)) == before
+
+
+def test_a_row_without_a_verdict_comes_again(spark, orbit_cluster):
+    """An expression that says nothing about some rows must not count them as done."""
+    from pyspark.sql.functions import expr
+
+    make_topic(orbit_cluster, "orders", 6, queues=2)
+
+    with judged(read(spark, orbit_cluster, "orders"), lambda message: None) as rows:
+        changed = rows.withColumn("outcome", expr("CASE WHEN body <> '3' THEN outcome END"))
+        settled = settle(changed, "billing", name_server=orbit_cluster.name_server)
+
+    assert settled == Settled(retried=1, dead=0)
+    orbit_cluster.advance(10)
+    until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
+    assert [each.body for each in orbit_cluster.messages("%RETRY%billing")] == [b"3"]
+
+
+def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(
+    spark, orbit_cluster, tmp_path
+):
+    make_topic(orbit_cluster, "orders", 6, queues=1)
+    frame = read(spark, orbit_cluster, "orders")
+
+    with judged(frame, failing_once("3", tmp_path)) as rows:
+        written = numbers(rows.where("outcome = 'ok'"))
+        lose_blocks(spark)
+
+        with pytest.raises(Exception, match=r"(?i)checkpoint block"):
+            settle(rows, "billing", name_server=orbit_cluster.name_server)
+
+    assert written == [0, 1, 2, 4, 5]
+
+
+def test_rows_whose_handler_would_be_called_again_are_refused(spark, cluster, topic):
+    """A cache does not help: what is lost of it is computed again."""
+    frame = read(spark, cluster, topic)
+    fresh = process(frame, lambda message: None)
+    server = cluster.name_server
+
+    with pytest.raises(RowsRefused, match="with judged"):
+        settle(fresh, "billing", name_server=server)
+    cached = fresh.persist()
+    try:
+        with pytest.raises(RowsRefused, match="with judged"):
+            settle(cached.where("outcome = 'retry'"), "billing", name_server=server)
+    finally:
+        cached.unpersist()
+
+
+def test_what_cannot_be_kept_is_refused(spark, cluster, topic, monkeypatch):
+    frame = read(spark, cluster, topic)
+    endless = stream(spark, cluster, topic)
+
+    with pytest.raises(RowsRefused, match="inside of foreachBatch"), judged(endless, print):
+        pass
+    monkeypatch.setattr(type(spark.conf), "get", lambda *_: "true")
+    with pytest.raises(SettingError, match=r"spark\.speculation"), judged(frame, print):
+        pass
+
+
+def test_a_repeated_batch_replaces_what_it_wrote(spark, orbit_cluster, tmp_path):
+    """As the guide and the example do it: a folder for each batch."""
+    make_topic(orbit_cluster, "orders", 20, queues=2)
+    server, billed = orbit_cluster.name_server, tmp_path / "billed"
+    topics = with_retries("orders", group="billing", name_server=server)
+    batches: list[int] = []
+
+    def each(batch, number):
+        batches.append(number)
+        with judged(batch, lambda message: None, group="billing") as rows:
+            rows.where("outcome = 'ok'").write.mode("overwrite").parquet(f"{billed}/batch={number}")
+            if len(batches) == 1:
+                raise ConnectionError("as a broker that takes nothing back")
+            settle(rows, "billing", name_server=server)
+
+    def run():
+        return (
+            stream(spark, orbit_cluster, topics, startingOffsets="earliest", group="billing")
+            .writeStream.foreachBatch(each)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    with pytest.raises(Exception, match="takes nothing back"):
+        run().awaitTermination(DEADLINE)
+    assert run().awaitTermination(DEADLINE)
+
+    assert batches[:2] == [0, 0]
+    assert numbers(spark.read.parquet(str(billed))) == list(range(20))
+
+
+# ---- rows with rare values
+
+
+FIRST, LAST = -62_135_596_800_000, 253_402_300_799_999
+
+
+def places(count: int, **changed: pa.Array) -> pa.RecordBatch:
+    columns = {
+        "topic": pa.array(["orders"] * count),
+        "brokerName": pa.array(["broker-a"] * count),
+        "queueId": pa.array([0] * count, pa.int32()),
+        "queueOffset": pa.array(range(count), pa.int64()),
+        "body": pa.array([b"x"] * count),
+    } | changed
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def rows(born: Any, kind: pa.DataType) -> pa.RecordBatch:
+    return places(1, bornTimestamp=pa.array([born], kind))
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York", None])
+@pytest.mark.parametrize("born", [FIRST, LAST, 0, 1_700_000_000_123, None])
+def test_a_time_is_the_same_in_every_zone(born, zone):
+    """Spark gives times in the zone of its session, where the first and the last have no date."""
+    micros = None if born is None else born * 1000
+
+    (message,) = messages_of(rows(micros, pa.timestamp("us", zone)))
+
+    assert message.stored.born_ms == (born or 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Speechless(), "Speechless: (no text: ValueError)"),
+        (ValueError("\udcff broken"), "ValueError: ? broken"),
+        (Retry("\udcff broken"), "? broken"),
+        (Retry(Speechless()), "Speechless: (no text: ValueError)"),
+        (Retry(404), "404"),
+    ],
+)
+def test_an_error_whose_text_is_none_is_a_verdict_like_others(error, said):
+    def fail(message):
+        raise error
+
+    def bind():
+        return bind_handler(fail, group="billing", batch=None, batch_size=None, middleware=())
+
+    (judged,) = _judging(bind, 1)(iter([rows(0, pa.timestamp("us", "UTC"))]))
+
+    assert judged.column("outcome").to_pylist() == ["retry"]
+    assert judged.column("error").to_pylist() == [said]
+
+
+@pytest.mark.parametrize("name", PLACE)
+def test_a_row_without_a_place_is_refused_by_its_column(name):
+    whole = places(3)
+    holes = pa.array([*whole.column(name).to_pylist()[:2], None], whole.column(name).type)
+
+    with pytest.raises(RowsRefused, match=f"column {name} is null in row 2 of a batch of 3"):
+        messages_of(places(3, **{name: holes}))
+
+
+def test_a_coroutine_has_one_event_loop_in_a_task():
+    """What it keeps, a client of a database say, belongs to the loop that it was made on."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    made: list[asyncio.Queue[int]] = []
+
+    async def handle(message):
+        loops.append(asyncio.get_running_loop())
+        if not made:
+            made.append(asyncio.Queue())
+        waiting = asyncio.create_task(made[0].get())  # the first who waits binds it to a loop
+        await asyncio.sleep(0)
+        made[0].put_nowait(message.queue_offset)
+        assert await waiting == message.queue_offset
+
+    def bind():
+        return bind_handler(handle, group="billing", batch=None, batch_size=None, middleware=())
+
+    judged = list(_judging(bind, 1)(iter([places(3), places(2), places(0), places(4)])))
+
+    outcomes = [each.column("outcome").to_pylist() for each in judged]
+    assert outcomes == [["ok"] * 3, ["ok"] * 2, [], ["ok"] * 4]
+    assert len(set(loops)) == 1
+    assert loops[0].is_closed()
+
+
+def frame(**changed: types.DataType) -> Any:
+    """What a DataFrame says about itself."""
+    columns: dict[str, types.DataType] = {
+        "topic": types.StringType(),
+        "brokerName": types.StringType(),
+        "queueId": types.IntegerType(),
+        "queueOffset": types.LongType(),
+        "body": types.BinaryType(),
+        "properties": types.MapType(types.StringType(), types.StringType()),
+    } | changed
+    schema = types.StructType([types.StructField(*each) for each in columns.items()])
+    return SimpleNamespace(columns=schema.names, schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "said"),
+    [
+        ("body", types.StringType(), "column body must be binary, it is string"),
+        ("queueId", types.StringType(), "column queueId must be int, it is string"),
+        ("queueOffset", types.DoubleType(), "column queueOffset must be bigint, it is double"),
+        ("tags", types.ArrayType(types.StringType()), "tags must be string, it is array<string>"),
+        ("reconsumeTimes", types.StringType(), "reconsumeTimes must be int, it is string"),
+        (
+            "properties",
+            types.MapType(types.StringType(), types.IntegerType()),
+            "properties must be map<string,string>, it is map<string,int>",
+        ),
+    ],
+)
+def test_a_column_of_another_type_is_refused_before_any_task(column, kind, said):
+    with pytest.raises(RowsRefused) as raised:
+        check_columns(frame(**{column: kind}), REQUIRED, optional=OPTIONAL)
+
+    assert said in str(raised.value)
+
+
+def test_columns_that_are_not_used_may_be_anything():
+    odd = frame(
+        tags=types.IntegerType(), queueId=types.LongType(), bornTimestamp=types.StringType()
+    )
+
+    check_columns(odd, REQUIRED)
+    check_columns(frame(bornTimestamp=types.StringType()), REQUIRED, optional=OPTIONAL)
+
+
+# ---- sending back
+
+
+@pytest.mark.parametrize("number", range(4))  # which queue a producer chooses is chance
+def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(orbit_cluster, number):
+    """Its retry topic has one queue as soon as it exists; before, a producer expects more."""
+    make_topic(orbit_cluster, "orders", 1, queues=1)
+    queue = Queue("orders", "broker-a", 0)
+    gone = StoredMessage.build(
+        topic="orders", stored_body=b"gone", queue_offset=77, physical_offset=NO_PLACE
+    )
+    (there,) = orbit_cluster.messages("orders")
+    returner = SendBackClient(
+        RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None
+    )
+    returner.start()
+
+    try:
+        taken = returner.send_back(
+            [
+                (ReceivedMessage(gone, queue, "billing"), Failure(reason="why not")),
+                (ReceivedMessage(there, queue, "billing"), Failure(DEAD, reason="never")),
+            ]
+        )
+    finally:
+        returner.stop()
+    orbit_cluster.advance(10)
+
+    assert taken == [SendBackResult.RETRIED, SendBackResult.DEAD]
+    until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
+    (copy,) = orbit_cluster.messages("%RETRY%billing")
+    assert (copy.body, copy.reconsume_times) == (b"gone", 1)
+    assert [each.body for each in orbit_cluster.messages("%DLQ%billing")] == [there.body]
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_there", "dead", "retried"),
+    [
+        (0, True, 3, 0),
+        (1, True, 0, 3),
+        # A copy of it goes to the retry topic, and carries the limit.
+        (0, False, 3, 0),
+        (1, False, 1, 2),
+    ],
+)
+def test_what_is_dead_is_counted_by_the_limit_of_the_group(
+    orbit_cluster, limit, is_there, dead, retried
+):
+    make_topic(orbit_cluster, "orders", 3, queues=1)
+    with Admin(name_server=orbit_cluster.name_server) as admin:
+        admin.groups.create("billing", max_retries=limit)
+    queue = Queue("orders", "broker-a", 0)
+    failed = [
+        StoredMessage.build(
+            topic="orders",
+            stored_body=stored.stored_body,
+            queue_offset=stored.queue_offset,
+            physical_offset=stored.physical_offset if is_there else NO_PLACE,
+        )
+        for stored in orbit_cluster.messages("orders")
+    ]
+    tried = [0, 0, 0 if is_there else 1]
+    returner = SendBackClient(
+        RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None
+    )
+    returner.start()
+
+    try:
+        fates = returner.send_back(
+            [
+                (ReceivedMessage(stored, queue, "billing", times), Failure(reason="no"))
+                for stored, times in zip(failed, tried, strict=True)
+            ]
+        )
+    finally:
+        returner.stop()
+
+    assert (fates.count(SendBackResult.DEAD), fates.count(SendBackResult.RETRIED)) == (
+        dead,
+        retried,
+    )
+    assert len(orbit_cluster.messages("%DLQ%billing")) == dead

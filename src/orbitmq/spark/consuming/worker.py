@@ -52,7 +52,7 @@ from orbitmq.spark.consuming.pipeline import Definition
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
 from orbitmq.spark.consuming.returns import CountingSendBack, SendBackClient, SendBackResult
-from orbitmq.spark.worker import WorkerCache, connections_to
+from orbitmq.spark.worker import WorkerCache, connections_to, started
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.dispatch import OrderedQueue
@@ -594,20 +594,11 @@ _send_back_clients: Final[WorkerCache[SendBackClient]] = WorkerCache(lambda clie
 def worker_for(packed: PackedDefinition) -> Worker:
     """The consumer of this process for a pipeline."""
 
-    def started() -> Worker:
-        worker = Worker(packed.unpack())
-        worker.start()
-        return worker
-
-    return _workers.get(packed.digest, started)
+    return _workers.get(packed.digest, lambda: started(Worker(packed.unpack())))
 
 
 def send_back_client(access: RangeAccess, group: str, max_retries: int | None) -> SendBackClient:
     """The client of this process that sends failed messages of a group back."""
 
-    def started() -> SendBackClient:
-        client = SendBackClient(access, group, max_retries)
-        client.start()
-        return client
-
-    return _send_back_clients.get((access, group, max_retries), started)
+    key = (access, group, max_retries)
+    return _send_back_clients.get(key, lambda: started(SendBackClient(*key)))
