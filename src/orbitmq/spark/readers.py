@@ -55,7 +55,7 @@ class RangePartition(InputPartition):
     ranges: tuple[QueueRange, ...]
 
 
-class _Reader(Generic[Options]):
+class RangeReader(Generic[Options]):
     """What readers need in tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -73,7 +73,7 @@ class _Reader(Generic[Options]):
         return read_partition(partition.ranges, self._options.read, self._schema)
 
 
-class RocketMQBatchReader(_Reader[BatchOptions], DataSourceReader):
+class RocketMQBatchReader(RangeReader[BatchOptions], DataSourceReader):
     """Reads what a topic has when the read is planned.
 
     Trap: no `pushFilters`. In PySpark 4.3 a filter that one query pushes stays in the DataFrame
@@ -136,7 +136,7 @@ class RocketMQBatchReader(_Reader[BatchOptions], DataSourceReader):
         return QueueRange(each.queue, start, max(start, end))
 
 
-class StreamReader(_Reader[StreamOptions], DataSourceStreamReader):
+class StreamReader(RangeReader[StreamOptions], DataSourceStreamReader):
     """Reads a stream: what the readers for all versions of PySpark share."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
