@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from orbitmq import Admin
 from orbitmq.clock import milliseconds
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import fill, make_topic, numbered
+from tests.support.filling import fill, make_topic, members, numbered
 from tests.support.sparking import (
     DEADLINE,
     batches,
@@ -71,14 +71,14 @@ def test_an_idle_stream_has_no_lag_and_makes_no_batches(spark, cluster, topic, t
             # A batch for every time something came, and none between them.
             assert query.lastProgress is not None
             assert max(number for number, rows in batches(query) if rows) == batch
-            assert members(cluster, "idle") == 1
+            assert len(members(cluster, "idle")) == 1
             send(cluster, topic, 40, first=sent)
         until(lambda: len(in_files(tmp_path)) == 160, "everything is in the files")
     finally:
         query.stop()
 
     assert in_files(tmp_path) == list(range(160))
-    until(lambda: members(cluster, "idle") == 0, "the driver leaves its group")
+    until(lambda: not members(cluster, "idle"), "the driver leaves its group")
 
 
 def test_reads_without_a_group_leave_none_at_the_broker(spark, cluster, topic, tmp_path):
@@ -115,11 +115,6 @@ def until_told(cluster: EmbeddedCluster, group: str, topic: str, count: int) -> 
     """Return when the broker knows that so many messages of four queues are done."""
     expected = {("broker-a", number): count // 4 for number in range(4)}
     until(lambda: cluster.progress(group, topic) == expected, f"the broker hears of {count}")
-
-
-def members(cluster: EmbeddedCluster, group: str) -> int:
-    broker = cluster._cluster.brokers[0]
-    return cluster._call(lambda: len(broker.parts.consumers.members(group)))
 
 
 def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(

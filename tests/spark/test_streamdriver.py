@@ -30,7 +30,15 @@ from orbitmq.spark.options import (
 )
 from orbitmq.spark.stream import BoundsSettings, StreamDriver
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import fill, forget_old, make_topic, numbered, with_small_files
+from tests.support.filling import (
+    fill,
+    forget_old,
+    make_topic,
+    members,
+    numbered,
+    stop_broker,
+    with_small_files,
+)
 from tests.support.rebalancing import slipping_in
 from tests.support.remoting import ManualClock
 
@@ -138,10 +146,6 @@ def on_both(pair, topic):
     for address in pair.broker_addresses:
         fill(address, topic, numbered(20))
     return topic
-
-
-def stop_broker(cluster: EmbeddedCluster, place: int) -> None:
-    cluster._run(cluster._cluster.brokers[place].stop())
 
 
 # ---- starts
@@ -1236,14 +1240,6 @@ def test_a_repeated_commit_leaves_a_reset_that_nobody_has_followed(cluster, four
         after(stream, position)
 
     assert cluster.progress(group, topic)["broker-a", 2] == offset
-
-
-def members(cluster: EmbeddedCluster, group: str) -> list[str]:
-    def look() -> list[str]:
-        consumers = cluster._cluster.brokers[0].parts.consumers
-        return [member.client.id for member in consumers.members(group)]
-
-    return cluster._call(look)
 
 
 def test_the_driver_is_a_member_of_its_group_and_names_other_members(cluster, topic, caplog):

@@ -17,7 +17,6 @@ import pytest
 from pyspark.sql import types
 
 from orbitmq.client.admin.admin import Admin
-from orbitmq.client.consumer.handlers import bind_handler
 from orbitmq.client.consumer.verdict import DEAD, DeadLetter, Failure, Retry
 from orbitmq.client.idempotence import Idempotence, SeenInSqlite
 from orbitmq.client.message import ReceivedMessage
@@ -33,7 +32,6 @@ from orbitmq.spark.consuming.verdicts import (
     OPTIONAL,
     PLACE,
     REQUIRED,
-    _judging,
     check_columns,
     messages_of,
 )
@@ -478,13 +476,10 @@ def test_an_error_whose_text_is_none_is_a_verdict_like_others(error, said):
     def fail(message):
         raise error
 
-    def bind():
-        return bind_handler(fail, group="billing", batch=None, batch_size=None, middleware=())
+    (found,) = in_a_task(fail, rows(0, pa.timestamp("us", "UTC")))
 
-    (judged,) = _judging(bind, 1)(iter([rows(0, pa.timestamp("us", "UTC"))]))
-
-    assert judged.column("outcome").to_pylist() == ["retry"]
-    assert judged.column("error").to_pylist() == [said]
+    assert found.column("outcome").to_pylist() == ["retry"]
+    assert found.column("error").to_pylist() == [said]
 
 
 @pytest.mark.parametrize("name", PLACE)
@@ -510,19 +505,22 @@ def test_a_coroutine_has_one_event_loop_in_a_task():
         made[0].put_nowait(message.queue_offset)
         assert await waiting == message.queue_offset
 
-    def bind():
-        return bind_handler(handle, group="billing", batch=None, batch_size=None, middleware=())
+    found = in_a_task(handle, places(3), places(2), places(0), places(4))
 
-    judged = list(_judging(bind, 1)(iter([places(3), places(2), places(0), places(4)])))
-
-    outcomes = [each.column("outcome").to_pylist() for each in judged]
+    outcomes = [each.column("outcome").to_pylist() for each in found]
     assert outcomes == [["ok"] * 3, ["ok"] * 2, [], ["ok"] * 4]
     assert len(set(loops)) == 1
     assert loops[0].is_closed()
 
 
+def in_a_task(handler: Any, *batches: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """What `process` makes of record batches in a task."""
+    judge: Any = process(frame(), handler)
+    return list(judge(iter(batches)))
+
+
 def frame(**changed: types.DataType) -> Any:
-    """What a DataFrame says about itself."""
+    """The columns of a DataFrame; its step of a job is the function of that step."""
     columns: dict[str, types.DataType] = {
         "topic": types.StringType(),
         "brokerName": types.StringType(),
@@ -532,7 +530,8 @@ def frame(**changed: types.DataType) -> Any:
         "properties": types.MapType(types.StringType(), types.StringType()),
     } | changed
     schema = types.StructType([types.StructField(*each) for each in columns.items()])
-    return SimpleNamespace(columns=schema.names, schema=schema)
+    step: Any = lambda function, _: function  # noqa: E731
+    return SimpleNamespace(columns=schema.names, schema=schema, mapInArrow=step)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from orbitmq.spark.consuming.pipeline import Definition, Handled
 from orbitmq.spark.consuming.queues import Piece
 from orbitmq.spark.consuming.worker import Worker, WorkItem, broker_patience, by_topic_and_broker
 from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import fill, numbered
+from tests.support.filling import fill, numbered, stop_broker
 
 QUEUE = Queue("orders", "broker-a", 0)
 OTHER = Queue("orders", "broker-a", 1)
@@ -321,8 +321,7 @@ def test_a_broker_that_is_away_is_an_error_of_its_pieces_alone(worker):
         cluster.create_topic("orders", queues=1)
         fill(cluster.broker_addresses[1], "orders", numbered(10))
         busy = worker(lambda message: None, cluster=cluster)
-        assert cluster._cluster is not None
-        cluster._run(cluster._cluster.brokers[0].stop())
+        stop_broker(cluster, 0)
 
         reports = busy.handle([(0, piece(0, 10, queue=away)), (1, piece(0, 10, queue=present))], 20)
         busy.stop()
