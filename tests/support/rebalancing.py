@@ -1,8 +1,7 @@
 """A group of consumers in one process, each with an engine of its own, and a ledger.
 
 Everything is real but the handlers: brokers, sockets, pulls, progress and the rebalancer. The
-ledger sees the moment in which a member begins a queue, and knows all members, so that it can tell
-whether anybody else still holds it.
+ledger sees the moment in which a member begins a queue, and whether another one still holds it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, Progre
 from orbitmq.client.consumer.pull import Puller
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
-from orbitmq.client.consumer.strategies import Averagely, Strategy, share
+from orbitmq.client.consumer.strategies import Averagely, share
 from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine, _State
@@ -84,8 +83,6 @@ class Ledger:
     running: Counter[tuple[Queue, int]] = field(default_factory=Counter)
     overlaps: list[str] = field(default_factory=list)
     times: dict[Queue, list[float]] = field(default_factory=dict)
-    #: Who finished each message.
-    by: dict[tuple[Queue, int], list[str]] = field(default_factory=dict)
 
     def begins(self, consumer: Consumer, owned: OwnedQueue) -> None:
         others = tuple(
@@ -111,23 +108,20 @@ class Ledger:
         if self.running[where] > 1:
             self.overlaps.append(f"{where} is in two hands")
 
-    def lets_go(self, message: ReceivedMessage) -> None:
-        self.running[message.queue, message.queue_offset] -= 1
-
-    def finishes(self, message: ReceivedMessage, client_id: str) -> None:
-        self.lets_go(message)
+    def ends(self, message: ReceivedMessage, *, is_finished: bool) -> None:
         where = (message.queue, message.queue_offset)
-        self.consumed[where] += 1
-        self.by.setdefault(where, []).append(client_id)
-        now = asyncio.get_running_loop().time()
-        self.times.setdefault(message.queue, []).append(now)
+        self.running[where] -= 1
+        if is_finished:
+            self.consumed[where] += 1
+            now = asyncio.get_running_loop().time()
+            self.times.setdefault(message.queue, []).append(now)
 
     @property
     def duplicates(self) -> dict[tuple[Queue, int], int]:
         return {where: times for where, times in self.consumed.items() if times > 1}
 
     def owners(self) -> dict[Queue, list[str]]:
-        """Who holds which queue now."""
+        """The owners of each queue now."""
         held: dict[Queue, list[str]] = {}
         for member in self.members:
             if member.is_alive:
@@ -135,12 +129,12 @@ class Ledger:
                     held.setdefault(queue, []).append(member.client_id)
         return held
 
-    def is_settled(self, queues: Iterable[Queue], strategy: Strategy | None = None) -> bool:
-        """Whether everybody has exactly what the strategy says, and nothing is on its way."""
+    def is_settled(self, queues: Iterable[Queue]) -> bool:
+        """Whether all members have exactly their shares, and nothing is on its way."""
         living = [member for member in self.members if member.is_alive]
         ids = [member.client_id for member in living]
         return all(
-            member.owned == set(share(strategy or Averagely(), queues, ids, member.client_id))
+            member.owned == set(share(Averagely(), queues, ids, member.client_id))
             and not member.rebalancer.claimed
             and not any(owned.is_draining for owned in member.rebalancer.owned.values())
             for member in living
@@ -249,7 +243,7 @@ class Consumer:
         await self.rebalancer.start()
 
     async def stop(self) -> None:
-        """Leave as one should."""
+        """Leave gracefully."""
         if not self.is_alive:
             return
         await self.rebalancer.stop()
@@ -259,13 +253,13 @@ class Consumer:
         await self.engine.stop()
 
     async def kill(self) -> None:
-        """End as a process that is killed: nothing is said, connections just close."""
+        """End as a process that is killed: connections close without a message."""
         self.is_alive = False
         self.puller.stop()
         for calls in self._calls.values():
             for call in calls:
                 call.cancel()
-        # What a stop does after it has told the brokers.
+        # What a stop does after it has left the group.
         self.engine._state = _State.STOPPING
         await self.engine._end()
 
@@ -287,11 +281,11 @@ class Consumer:
             if self._handler is not None:
                 await self._handler(self, message)
         except asyncio.CancelledError:
-            self.ledger.lets_go(message)
+            self.ledger.ends(message, is_finished=False)
             raise
         finally:
             owned.running -= 1
-        self.ledger.finishes(message, self.client_id)
+        self.ledger.ends(message, is_finished=True)
         if not owned.is_dropped:
             owned.window.finish([message.queue_offset])
             position = owned.window.commit_offset
@@ -325,7 +319,7 @@ class Group:
         await self._stack.aclose()
 
     async def join(self, **changes: Any) -> Consumer:
-        """One member more."""
+        """Add a member."""
         given = self._defaults | changes
         client = {"route_refresh": 60.0} | given.pop("client", {})
         settings = quick_settings(self._name_server, **client)
@@ -340,7 +334,7 @@ class Group:
         return consumer
 
     async def end(self) -> None:
-        """Everybody leaves."""
+        """All members leave."""
         await asyncio.gather(*(member.stop() for member in self.living))
 
     @property
@@ -405,17 +399,17 @@ def refusing(broker: Broker, code: int) -> AbstractContextManager[None]:
 
 
 class OtherMember:
-    """A member of the group in some other language: it says what a test wants it to say."""
+    """A member of the group in some other language: it answers what a test lets it."""
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
-        #: The queues that it says it holds; None: it says nothing.
+        #: The queues that it reports; None: it does not answer.
         self.holds: set[Queue] | None = set()
         self.claims: set[Queue] = set()
-        #: The queues that it holds, and says that it is letting go of.
+        #: The queues that it reports as being released.
         self.leaves: set[Queue] = set()
         self.questions = 0
-        #: Those that a Java client answers from memory.
+        #: Requests that a Java client answers from memory.
         self.harmless_questions = 0
         self._connection: Connection | None = None
 
@@ -446,25 +440,20 @@ class OtherMember:
         self.harmless_questions += 1
         if self.holds is None:
             return None
-        table = {
-            MessageQueue(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id): 0
-            for queue in self.holds
-        }
-        return request.answer(
-            ResponseCode.SUCCESS, body=encode_body(ConsumerStatus(message_queue_table=table))
-        )
+        table = dict.fromkeys(map(_on_the_wire, self.holds), 0)
+        body = encode_body(ConsumerStatus(message_queue_table=table))
+        return request.answer(ResponseCode.SUCCESS, body=body)
 
     def _tell(self, _: Connection, request: Command) -> Command | None:
         self.questions += 1
         if self.holds is None:
             return None
-        table = {
-            MessageQueue(
-                topic=queue.topic, broker_name=queue.broker, queue_id=queue.id
-            ): ProcessQueueInfo()
-            for queue in self.holds
-        }
-        said = {CLAIMS: self.claims, LEAVING: self.leaves}
-        properties = {name: queues_text(queues) for name, queues in said.items() if queues}
-        info = ConsumerRunningInfo(mq_table=table, properties=properties)
-        return request.answer(ResponseCode.SUCCESS, body=encode_body(info))
+        table = dict.fromkeys(map(_on_the_wire, self.holds), ProcessQueueInfo())
+        named = {CLAIMS: self.claims, LEAVING: self.leaves}
+        properties = {name: queues_text(queues) for name, queues in named.items() if queues}
+        body = encode_body(ConsumerRunningInfo(mq_table=table, properties=properties))
+        return request.answer(ResponseCode.SUCCESS, body=body)
+
+
+def _on_the_wire(queue: Queue) -> MessageQueue:
+    return MessageQueue(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id)

@@ -248,8 +248,9 @@ async def test_consumption_goes_on_from_the_offsets_of_a_pushed_reset(
     cluster, form, options, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
-    for number in range(2):
-        await send(cluster, "orders", range(10), queue=Queue("orders", "broker-a", number))
+    queues = [Queue("orders", "broker-a", number) for number in range(2)]
+    for queue in queues:
+        await send(cluster, "orders", range(10), queue=queue)
     seen: list[tuple[int, int]] = []
     consumer = consumer_of(cluster, **options)
     consumer.on("orders")(lambda each: seen.append((each.queue.id, each.queue_offset)))
@@ -263,12 +264,10 @@ async def test_consumption_goes_on_from_the_offsets_of_a_pushed_reset(
             timeout=DEADLINE,
         )
         await until(lambda: len(seen) == 9)
-        await until_owned(consumer, 2)
-        positions = consumer.positions()
+        await until(lambda: [consumer.positions().get(queue) for queue in queues] == [10, 10])
 
     assert answer.code == ResponseCode.SUCCESS
     assert sorted(seen) == [(0, n) for n in range(7, 10)] + [(1, n) for n in range(4, 10)]
-    assert [positions[Queue("orders", "broker-a", number)] for number in range(2)] == [10, 10]
 
 
 class TestConsumeDirectly:

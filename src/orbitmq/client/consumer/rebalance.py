@@ -59,9 +59,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Completes the running info of this consumer.
-Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
-
 _NOBODY = TopicSnapshot((), ())
 #: The subject of the warning about a member without a queue, and its delay in seconds: during a
 #: change of members the state is normal.
@@ -87,7 +84,6 @@ class Rebalancer:
         locks: QueueLocks | None = None,
         settings: RebalanceSettings | None = None,
         listener: AssignmentListener | None = None,
-        describe: Describe | None = None,
         commits_start: bool = True,
         refusals: Refusals | None = None,
     ) -> None:
@@ -104,7 +100,6 @@ class Rebalancer:
         self._settings = settings = settings or RebalanceSettings()
         self._locks = None if is_broadcasting else locks
         self._refusals = refusals or Refusals(group, engine.clock)
-        self._describe = describe
         self._members = (
             None
             if is_broadcasting
@@ -288,8 +283,7 @@ class Rebalancer:
 
     def running_info(self) -> ConsumerRunningInfo:
         """The answer to a request for running info."""
-        info = self._ownership.running_info(self._progress, self._engine.clock)
-        return info if self._describe is None else self._describe(info)
+        return self._ownership.running_info(self._progress, self._engine.clock)
 
     # ---- a round
 
