@@ -61,10 +61,6 @@ class BrokerLives:
         return self.data / "broker-a"
 
     @property
-    def progress_file(self) -> Path:
-        return self.folder / "config" / "consumerOffset.json"
-
-    @property
     def errors(self) -> str:
         """What it has logged in this life."""
         assert self._started is not None

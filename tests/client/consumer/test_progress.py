@@ -45,16 +45,7 @@ from tests.support.client import (
 )
 from tests.support.consumers import consumer_of, fill
 from tests.support.consuming import received
-from tests.support.rebalancing import (
-    GROUP,
-    QUICK,
-    TOPIC,
-    Consumer,
-    Group,
-    answering,
-    refusing,
-    usual_handler,
-)
+from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group, answering, refusing
 
 DEADLINE = 20.0
 QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(4)]
@@ -426,28 +417,6 @@ async def test_progress_is_committed_by_the_timer_at_release_and_at_the_end(clus
         await first.stop()
 
         assert total() == 16
-
-
-@pytest.mark.usefixtures("inside")
-@pytest.mark.feature("H5")
-async def test_an_offset_that_a_pull_carries_counts_immediately(cluster, client):
-    code = RequestCode.UPDATE_CONSUMER_OFFSET
-    usual = usual_handler(cluster.brokers[0], code)
-    commits: list[int | None] = []
-
-    def note(connection, request):
-        commits.append(request.header(UpdateConsumerOffsetRequest).commit_offset)
-        return usual(connection, request)
-
-    settings = replace(QUICK, persist=3600.0, persist_idle=0.0)
-    with answering(cluster.brokers[0], code, note):
-        async with Group(cluster.name_server, settings=settings) as group:
-            await group.join()
-            for count in range(1, 4):
-                await client.stored(TOPIC)
-                await until(lambda: len(group.ledger.consumed) == count, DEADLINE)  # noqa: B023
-            await until(lambda: cluster.progress(GROUP, TOPIC)["broker-a", 0] >= 2, DEADLINE)
-            assert set(commits) == {0}, "the start of each queue"
 
 
 @pytest.mark.feature("G4")
