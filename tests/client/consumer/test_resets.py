@@ -117,6 +117,11 @@ def repeated(group: Group) -> list[int]:
 
 async def test_of_two_resets_of_a_queue_the_newer_one_counts(group, member, progress):
     older = await begun_reset(member, progress, 2)
+    rounds = member.rebalancer.counts.rounds
+    member.rebalancer.wake()
+    await until(lambda: member.rebalancer.counts.rounds > rounds + 1)
+    # It does not begin before its offset is committed.
+    assert FIRST not in member.rebalancer.claimed
     newer = asyncio.create_task(member.rebalancer.reset({FIRST: 4}))
     await until(lambda: progress.read(FIRST) == 4)
     progress.may_commit.set()

@@ -781,8 +781,6 @@ class QueueRelease:
             # Whatever failed: a queue that is not pulled must not look owned, or stay locked.
             owned.drop()
             try:
-                while (reset := self._ownership.resets.get(queue)) is not None:
-                    await asyncio.wait([reset])
                 if (locks := self._parts.locks) is not None:
                     was_idle = not owned.running if is_idle is None else is_idle
                     await self._unlock(locks, owned, is_idle=was_idle)

@@ -147,7 +147,7 @@ class GroupMembers:
                     raise
                 # Brokers have their own accounts: the next one may allow it.
                 denied = error
-        raise refused or denied or _nobody_to_ask(topic)
+        raise refused or denied or _no_address(topic)
 
     async def everywhere(
         self, topic: str, listed: frozenset[str], broker: Address, *, after: int | None = None
@@ -248,7 +248,7 @@ class GroupMembers:
             if found.keys() >= set(members):
                 break
         if not found:
-            raise trouble or _nobody_to_ask(topic)
+            raise trouble or _no_address(topic)
         return {member: found[member] for member in members if member in found}
 
     async def _java_at(self, broker: Address, after: int) -> dict[str, bool]:
@@ -306,15 +306,12 @@ class GroupMembers:
             GetConsumerRunningInfoRequest(consumer_group=self._group, client_id=client_id),
         )
         info = decode_body(ConsumerRunningInfo, answer.body)
-        held: set[Queue] = set()
-        leaving = set(_queues_in(info.properties.get(LEAVING, "")))
-        for each, state in info.mq_table.items():
-            queue = Queue(each.topic, each.broker_name, each.queue_id)
-            held.add(queue)
-            if state.is_dropped:
-                leaving.add(queue)
+        held = frozenset(
+            Queue(each.topic, each.broker_name, each.queue_id) for each in info.mq_table
+        )
+        leaving = held.intersection(_queues_in(info.properties.get(LEAVING, "")))
         claims = frozenset(_queues_in(info.properties.get(CLAIMS, "")))
-        return Holdings(frozenset(held), frozenset(leaving & held), claims)
+        return Holdings(held, leaving, claims)
 
     async def _ask_member(
         self, topic: str, client_id: str, code: RequestCode, header: Header
@@ -339,7 +336,7 @@ class GroupMembers:
             else:
                 self.may_ask = True
                 return answer
-        raise trouble or _nobody_to_ask(topic)
+        raise trouble or _no_address(topic)
 
     def _is_forbidden(self, refused: BrokerRefused) -> None:
         if not self.may_ask:
@@ -368,7 +365,7 @@ class GroupMembers:
         return iter(sorted(found, key=self._is_silent))
 
 
-def _nobody_to_ask(topic: str) -> BrokerUnavailable:
+def _no_address(topic: str) -> BrokerUnavailable:
     return BrokerUnavailable(f"of topic {topic}", "the route names no address")
 
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NOBODY = TopicSnapshot((), ())
+_EMPTY = TopicSnapshot((), ())
 #: The subject of the warning about a member without a queue, and its delay in seconds: during a
 #: change of members the state is normal.
 _NO_QUEUE: Final = "queues"
@@ -315,7 +315,7 @@ class Rebalancer:
             return self._ever_later(times)
         self._missing.pop(topic, None)
         try:
-            before = self._views.get(topic, _NOBODY).members
+            before = self._views.get(topic, _EMPTY).members
             members = await self._group_view.members(topic, before, after=after)
             if members is None:
                 return settings.retry
@@ -356,7 +356,7 @@ class Rebalancer:
     def _apply(self, topic: str, view: TopicSnapshot, own: tuple[Queue, ...]) -> bool:
         """Release and claim; whether nothing is left to do."""
         former = self._former(topic, view)
-        if self._views.get(topic, _NOBODY).queues != view.queues:
+        if self._views.get(topic, _EMPTY).queues != view.queues:
             self._news.changed(topic)
         self._views[topic] = view
         share_now = self._shares[topic] = set(own)
@@ -479,7 +479,7 @@ class Rebalancer:
 
     def _assignment(self, topic: str) -> tuple[tuple[Queue, ...], tuple[Queue, ...]]:
         own = in_order(owned.queue for owned in self._ownership.of(topic))
-        return self._views.get(topic, _NOBODY).queues, tuple(own)
+        return self._views.get(topic, _EMPTY).queues, tuple(own)
 
 
 # ---- what a round reads
@@ -491,7 +491,7 @@ _NAME_SERVERS: Final = "name servers"
 _OBSTACLES: Final = (NoNameServer, NoRoute, GroupRefused, AccessDenied)
 
 #: How Apache's brokers begin to say that a group has no member, with a general code.
-_NOBODY_LISTED: Final = "no consumer for this group"
+_NO_MEMBER: Final = "no consumer for this group"
 #: After as many such answers, each after an accepted heartbeat, the broker does not have the group
 #: and does not create it: it accepts heartbeats of missing groups without looking at them.
 _ROUNDS_UNLISTED: Final = 3
@@ -760,7 +760,7 @@ class GroupView:
             return True
         is_unlisted = (
             refused.code == ResponseCode.SYSTEM_ERROR
-            and refused.remark.startswith(_NOBODY_LISTED)
+            and refused.remark.startswith(_NO_MEMBER)
             and refused.address not in map(str, failed)
         )
         if not is_unlisted:

@@ -124,23 +124,18 @@ class OffsetResets:
             self._acquisition.drop_claim(queue)
         parts.starting.forget(queue)
         parts.progress.freeze(queue, offset)
-        # Commits the offset that is the newest by then.
         commit = ownership.resets[queue] = parts.engine.spawn(
-            self._commit(queue, offset, ownership.resets.get(queue)), f"commit the reset of {queue}"
+            self._commit(queue, offset), f"commit the reset of {queue}"
         )
         if owned is not None:
             owned.is_reset = True
             self._releases.release(owned, "its offset was reset", commits=False)
         return commit
 
-    async def _commit(
-        self, queue: Queue, offset: int, earlier: asyncio.Task[OrbitError | None] | None
-    ) -> OrbitError | None:
-        """Commit the offset of a queue after an `earlier` reset; the error that prevented it."""
+    async def _commit(self, queue: Queue, offset: int) -> OrbitError | None:
+        """Commit the offset of a queue, or a newer one; the error that prevented it."""
         error: OrbitError | None = None
         try:
-            if earlier is not None:
-                await asyncio.wait([earlier])
             await self._parts.progress.persist([queue])
         except OrbitError as failed:
             error = failed
