@@ -353,6 +353,34 @@ async def test_a_queue_whose_start_cannot_be_committed_begins_later():
         await until(lambda: (ORDINARY, 3) in group.ledger.consumed)
 
 
+async def test_a_claim_that_is_dropped_while_its_start_is_read_commits_nothing():
+    class Gated(MemoryProgress):
+        is_reading = False
+        may_answer = asyncio.Event()
+
+        async def stored(self, queue: Queue) -> int | None:
+            self.is_reading = True
+            await self.may_answer.wait()
+            return await super().stored(queue)
+
+    progress = Gated()
+    async with (
+        with_old_messages() as cluster,
+        Group(cluster.name_server, consume_from=ConsumeFrom.LAST, progress=progress) as group,
+    ):
+        member = await group.join()
+        await until(lambda: progress.is_reading)
+
+        member.subscriptions.remove(TOPIC)
+        member.rebalancer.wake()
+        await until(lambda: not member.rebalancer.claimed)
+        progress.may_answer.set()
+        for _ in range(50):
+            await asyncio.sleep(0)  # the turns in which a commit would be made
+
+        assert progress.kept == {}
+
+
 async def test_a_broker_that_refuses_commits_is_pulled_from_and_gets_the_start_later():
     async with (
         with_old_messages() as cluster,

@@ -449,7 +449,7 @@ class QueueAcquisition:
         self._parts.progress.forget(queue)
         try:
             if self._commits_start:
-                offset = await self._parts.starting.begin(queue)
+                offset = await self._parts.starting.begin(queue, lambda: self._is_current(claim))
             else:
                 offset = await self._parts.starting.offset(queue)
         except OrbitError as error:

@@ -417,10 +417,11 @@ class BrokerProgress(TrackedProgress):
 
     async def _check_end(self, queue: Queue, offset: int) -> None:
         """Raise `BrokerUnavailable` if a broker that was away has lost what was consumed."""
-        with suppress(BrokerRefused, ConnectFailed):
+        end = offset
+        with suppress(BrokerRefused, BrokerUnavailable, ConnectFailed):
             end = await end_offset(self._engine, queue)
-            if end < offset:
-                raise BrokerUnavailable(queue.broker, f"{queue} ends at {end}, before {offset}")
+        if end < offset:
+            raise BrokerUnavailable(queue.broker, f"{queue} ends at {end}, before {offset}")
 
     async def _ask(
         self, queue: Queue, code: RequestCode, header: Header, accept: frozenset[int]
@@ -879,10 +880,15 @@ class StartOffsets:
         self._ends.pop(queue, None)
         return offset
 
-    async def begin(self, queue: Queue) -> int:
-        """The same, and commits it unless it was committed. Raises `OrbitError`."""
+    async def begin(self, queue: Queue, is_wanted: Callable[[], bool] = lambda: True) -> int:
+        """The same, and commits it unless it was committed. Raises `OrbitError`.
+
+        Commits nothing if the queue `is_wanted` no more: another member may have begun it.
+        """
         offset, is_stored = await self._find(queue)
         progress = self._progress
+        if not is_wanted():
+            return offset
         if not is_stored:
             progress.update(queue, offset)
             await self._commit(queue)
