@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
-from orbitmq.client.consumer.pull import PullDelay
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.consumer.verdict import Verdict
@@ -157,30 +155,6 @@ async def test_a_condition_on_properties_chooses_messages(cluster):
             await until(lambda: sum(consumer.positions().values()) >= 5)
 
     assert sorted(seen) == ["dear and from nowhere", "dear and german"]
-
-
-@pytest.mark.feature("C1")
-async def test_a_queue_whose_messages_are_not_handled_is_fetched_up_to_a_thousand(cluster):
-    may_go = asyncio.Event()
-    seen: list[str] = []
-    consumer = consumer_of(cluster)
-
-    @consumer.on("orders")
-    async def wait(message: ReceivedMessage) -> None:
-        await may_go.wait()
-        seen.append(message.text())
-
-    await fill(cluster, "orders", 1500, queue=ONE)
-    async with consumer:
-        core: Any = consumer._core
-        await until(lambda: sum(core.puller.counts().values()) >= 3)  # looked at again and again
-        fetched = consumer.statistics().topics["orders"].pulled
-        may_go.set()
-        await until(lambda: len(seen) == 1500)
-
-    # The pull that goes beyond the limit is the last one, and brings 32 messages.
-    assert 1000 < fetched <= 1032
-    assert set(core.puller.counts()) == {(ONE, PullDelay.CACHED_MESSAGES)}
 
 
 # ---- handling

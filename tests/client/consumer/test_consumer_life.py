@@ -323,22 +323,6 @@ class TestSyncFace:
             with pytest.raises(NotRunning):
                 call()
 
-    def test_run_returns_when_another_thread_stops_it(self, orbit_cluster):
-        orbit_cluster.create_topic("orders")
-        consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
-        done = threading.Event()
-        consumer.subscribe("orders", lambda message: done.set())
-
-        running = threading.Thread(target=consumer.run)
-        running.start()
-        with Producer(name_server=orbit_cluster.name_server) as producer:
-            producer.send("orders", "x")
-        assert done.wait(DEADLINE)
-        consumer.stop()
-        running.join(DEADLINE)
-
-        assert not running.is_alive()
-
     def test_a_stop_on_its_own_thread_is_refused_and_possible_elsewhere(self, orbit_cluster):
         orbit_cluster.create_topic("orders")
         consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
@@ -365,36 +349,6 @@ class TestSyncFace:
 
         assert "stop_soon" in str(refusals[0])
         assert not [each.name for each in threading.enumerate() if "billing" in each.name]
-
-    def test_a_handler_cannot_stop_while_another_thread_stops(self, orbit_cluster):
-        orbit_cluster.create_topic("orders")
-        consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
-        begun, stopping = threading.Event(), threading.Event()
-        answers: list[object] = []
-
-        @consumer.on("orders")
-        def bill(message: ReceivedMessage) -> None:
-            begun.set()
-            stopping.wait(DEADLINE)
-            try:
-                consumer.stop()
-                answers.append(None)
-            except WrongUse as error:
-                answers.append(error)
-
-        consumer.start()
-        orbit_cluster.send("orders", "x")
-        assert begun.wait(DEADLINE)
-        stop = threading.Thread(target=consumer.stop)
-        stop.start()
-        while not is_stopping(consumer):
-            assert stop.is_alive()
-        stopping.set()
-        stop.join(DEADLINE)
-
-        assert not stop.is_alive()
-        assert [type(answer) for answer in answers] == [WrongUse]
-        assert sum(orbit_cluster.progress("billing", "orders").values()) == 1
 
     def test_a_start_that_fails_can_be_seen_and_leaves_nothing(self):
         consumer = Consumer("billing", name_server="127.0.0.1:1")

@@ -138,9 +138,7 @@ def test_the_log_says_what_happens_next_to_a_failed_message(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_retries": 0}, "attempt 1 of 1, the last: it goes to the dead letters"),
         ({"max_retries": 5}, "attempt 1 of 6, again in 45 s"),
-        ({"ordered": True}, "attempt 1, without a limit; again in 45 s, its queue waits"),
         ({"model": "broadcasting"}, "attempt 1, not tried again: it was broadcast"),
     ],
 )

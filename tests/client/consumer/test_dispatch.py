@@ -13,18 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orbitmq.client.consumer.handlers import bind_handler
-from orbitmq.client.consumer.verdict import (
-    BY_ATTEMPTS,
-    DEAD,
-    DeadLetter,
-    Failure,
-    Outcome,
-    Retry,
-    Verdict,
-)
+from orbitmq.client.consumer.verdict import BY_ATTEMPTS, DEAD, DeadLetter, Retry, Verdict
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.middleware import Delivery, LogDeliveries
 from orbitmq.client.routes import Queue
 from tests.support.consuming import (
     DEADLINE,
@@ -129,26 +120,6 @@ async def test_a_failed_message_goes_back_as_the_handler_says(what, level, delay
     assert failure.reason
 
 
-@pytest.mark.feature("D7")
-@pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
-async def test_a_message_whose_handler_raises_what_ends_coroutines_goes_back(surrounded):
-    seen: list[int] = []
-
-    async def handle(message):
-        seen.append(message.queue_offset)
-        if message.queue_offset == 1:
-            raise GeneratorExit
-
-    middleware = [LogDeliveries()] if surrounded else []
-    binding = bind_handler(handle, group=GROUP, middleware=middleware)
-    async with consuming({"orders": binding}, workers=1) as bench:
-        owned = bench.own(messages(3))
-        await until(lambda: bench.position(owned) == 3)
-
-    assert seen == [0, 1, 2]
-    assert bench.sent_back.offsets == [1]
-
-
 @both
 @pytest.mark.parametrize("broken", [None, TypeError("a mistake")], ids=["refuses", "broken"])
 async def test_a_message_that_nobody_takes_back_is_tried_again_here(ordered, broken, caplog):
@@ -201,29 +172,6 @@ async def test_a_handler_says_how_long_its_queue_pauses_and_no_stop_waits(said, 
         owned = bench.own(messages(1))
         await until(lambda: pause in pauses)
         assert await bench.consumption.drain(owned, 0)
-
-
-class Doubtful:
-    """Middleware that names messages as failed which are not those of the call."""
-
-    def __init__(self, *failed: ReceivedMessage) -> None:
-        self._failed = failed
-
-    def after(self, delivery: Delivery) -> None:
-        delivery.outcome = Outcome(Verdict.RETRY, self._failed, Failure())
-
-
-@both
-@pytest.mark.parametrize("claimed", [(7,), (1, 1)], ids=["a stranger", "one twice"])
-async def test_an_outcome_that_does_not_add_up_lets_all_messages_come_again(ordered, claimed):
-    doubtful = Doubtful(*(received(offset) for offset in claimed))
-    binding = bind_handler(lambda _: None, group=GROUP, batch=True, middleware=[doubtful])
-    async with consuming({"orders": binding}, ordered=ordered, max_retries=0) as bench:
-        owned = bench.own(messages(3))
-        await until(lambda: bench.position(owned) == 3)
-
-    again = bench.sent_back.given_up if ordered else bench.sent_back.back
-    assert sorted(message.queue_offset for message, _ in again) == [0, 1, 2]
 
 
 @settings(max_examples=40)
@@ -352,27 +300,6 @@ async def test_a_drain_waits_for_running_calls_and_begins_nothing(ordered):
 
 
 @both
-async def test_messages_that_handlers_are_at_work_on_are_counted_not_calls(ordered):
-    entered: list[int] = []
-    gate = threading.Event()
-
-    def handle(batch):
-        entered.append(len(batch))
-        if not ordered or len(entered) == 2:
-            gate.wait(DEADLINE)
-
-    async with consuming(handle, ordered=ordered, workers=2, batch=True, batch_size=4) as bench:
-        owned = bench.own(messages(20))
-        await until(lambda: entered == [4, 4])
-        assert not await bench.consumption.drain(owned, 0.02)
-        # In order, one call is done and not settled, and the other one runs.
-        assert bench.consumption.in_hand(owned) == 8
-        gate.set()
-        assert await bench.consumption.drain(owned, DEADLINE)
-        assert bench.consumption.in_hand(owned) == 0
-
-
-@both
 async def test_a_drain_waits_for_what_is_being_sent_back(ordered):
     async with consuming(answers(DeadLetter("no")), ordered=ordered) as bench:
         bench.sent_back.gate = asyncio.Event()
@@ -494,25 +421,3 @@ async def test_a_listener_commits_and_rolls_back(verdicts, auto_commit, calls, p
         await until(lambda: (len(seen), owned.window.taken_count) == (len(verdicts), taken))
         await until(lambda: bench.position(owned) == position)
     assert seen == calls
-
-
-@pytest.mark.parametrize("fails", ["raises", "returns"])
-async def test_a_failure_commits_nothing_of_what_came_before(fails):
-    seen: list[int] = []
-
-    def listen(batch, context):
-        context.suspend = 0.01
-        seen.append(batch[0].queue_offset)
-        if seen == [0, 1]:
-            # Before it has said that it commits by itself.
-            if fails == "raises":
-                raise ValueError("once")
-            return RETRY
-        context.auto_commit = False
-        return ROLLBACK if seen == [0, 1, 1] else OK
-
-    async with consuming(listen, ordered=True, listener=True) as bench:
-        owned = bench.own(messages(2))
-        await until(lambda: len(seen) == 5 and owned.window.taken_count == 2)
-        assert seen == [0, 1, 1, 0, 1], "the rollback is of both"
-        assert bench.position(owned) in (None, 0)

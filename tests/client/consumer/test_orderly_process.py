@@ -14,12 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.locks import LockSettings
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.routes import Queue
@@ -69,17 +67,6 @@ class Stranger:
         """Take a lock, if nobody else holds it."""
         answer = await self._ask(RequestCode.LOCK_BATCH_MQ, self.NAME, group, queue)
         return bool(decode_body(LockedQueues, answer).lock_ok_mq_set)
-
-    async def gives_back(self, group: str, queue: Queue = QUEUE) -> None:
-        await self._ask(RequestCode.UNLOCK_BATCH_MQ, self.NAME, group, queue)
-
-    async def takes_away(self, consumer: AsyncConsumer) -> None:
-        """Have the lock of a member that goes on renewing it."""
-        async with asyncio.timeout(DEADLINE):
-            while not await self.takes(consumer.group):
-                # One right after the other: hardly ever is it renewed in between.
-                name, group = consumer.client_id, consumer.group
-                await self._ask(RequestCode.UNLOCK_BATCH_MQ, name, group, QUEUE)
 
     async def _ask(self, code: RequestCode, name: str, group: str, queue: Queue) -> bytes:
         wanted = MessageQueue(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id)
@@ -264,18 +251,3 @@ async def test_a_member_that_cannot_renew_stops_before_the_broker_gives_its_queu
     by_second = [offset for who, offset in seen if who == "second"]
     assert by_second == list(range(by_second[0], 600))
     assert by_second[0] <= stopped
-
-
-# ---- progress and locks
-
-
-# ---- workers
-
-
-def pulled(consumer: AsyncConsumer) -> int:
-    topic = consumer.statistics().topics.get(TOPIC)
-    return 0 if topic is None else topic.pulled
-
-
-def changes(order: list[int]) -> int:
-    return sum(before != after for before, after in pairwise(order))

@@ -14,7 +14,7 @@ from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.consumer.subscriptions import Subscription
 from orbitmq.client.routes import Queue
 from tests.support.broker import RawClient, until
-from tests.support.pulling import GROUP, TOPIC, Taker, pulling
+from tests.support.pulling import GROUP, TOPIC, pulling
 
 DEADLINE = 20.0
 
@@ -84,23 +84,6 @@ async def test_a_message_that_arrives_during_a_held_pull_is_delivered_by_it(
         assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
 
 
-async def test_what_was_found_is_counted_when_the_handlers_have_it(cluster, sender):
-    order: list[str] = []
-    loop = asyncio.get_running_loop()
-    taker = Taker(finishes=False)
-    taker.on_accept = lambda: loop.call_soon(order.append, "handled")
-
-    def count(topic, messages, seconds):
-        order.append(f"{messages} of {topic}" if seconds >= 0 else "before it was asked")
-
-    async with pulling(cluster.name_server, taker=taker, count=count) as member:
-        member.own(queue())
-        await sender.stored(TOPIC, b"now")
-        await until(lambda: len(order) == 2, DEADLINE)
-
-        assert order == ["handled", f"1 of {TOPIC}"]
-
-
 @pytest.mark.feature("B3")
 async def test_a_thousand_queues_need_no_thread_and_no_task_each(new_cluster):
     async with new_cluster() as cluster:
@@ -121,19 +104,6 @@ async def test_a_thousand_queues_need_no_thread_and_no_task_each(new_cluster):
             assert threading.active_count() - threads < 50
             assert len(asyncio.all_tasks()) - tasks < 50
         await sender.close()
-
-
-@pytest.mark.feature("B7")
-async def test_a_stretch_without_matching_messages_moves_progress_on(cluster, sender):
-    for _ in range(50):
-        await sender.stored(TOPIC, properties={"TAGS": "other"})
-
-    async with pulling(cluster.name_server, Subscription.by_tags(TOPIC, "mine")) as member:
-        owned = member.own(queue())
-        await until(lambda: member.progress.read(queue()) == 50, DEADLINE)
-
-        assert member.taker.messages == []
-        assert owned.next_offset == 50
 
 
 @pytest.mark.feature("B9")

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.consumer.pull import TELL_AGAIN, Refusals, forbidden_type
+from orbitmq.client.consumer.pull import Refusals, forbidden_type
 from orbitmq.client.routes import Queue
 from orbitmq.errors import AccessDenied, BrokerRefused
 from orbitmq.remoting.connection import Connection
@@ -74,20 +74,6 @@ def test_a_pull_that_is_served_ends_the_refusal_of_its_broker_and_of_no_other(re
     refusals.served(TWO, HERE)
 
     assert addresses(refusals) == [str(THERE)]
-
-
-def test_a_broker_that_refuses_now_and_then_is_told_of_from_time_to_time(refusals, clock, caplog):
-    for _ in range(100):
-        refuse(refusals, ONE, HERE)
-        refuse(refusals, OTHER, THERE)
-        refusals.served(OTHER, THERE)
-    assert len(errors(caplog)) == 2  # one for each
-
-    clock.time += TELL_AGAIN
-    for _ in range(100):
-        refuse(refusals, ONE, HERE)
-
-    assert len(errors(caplog)) == 3
 
 
 # ---- in a cluster

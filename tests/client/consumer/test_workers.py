@@ -219,25 +219,6 @@ def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told():
         runner.run(rest())
 
 
-async def test_threads_that_outlive_their_loop_end_quietly():
-    gate = threading.Event()
-
-    def in_another_loop():
-        async def make():
-            workers = ThreadWorkers(1, lambda jobs: None, name="orphan")
-            workers.submit(Job(lambda: gate.wait(DEADLINE)))
-            await asyncio.sleep(0)
-            return workers
-
-        return asyncio.run(make())
-
-    workers = await asyncio.to_thread(in_another_loop)
-    (thread,) = workers.threads()
-    gate.set()
-
-    await until(lambda: not thread.is_alive())
-
-
 async def test_fewer_threads_than_wanted_do_the_jobs(monkeypatch, caplog):
     refuse_threads(monkeypatch, "test-", times=1, after=2)
 

@@ -28,7 +28,6 @@ from orbitmq.client.consumer.verdict import (
     Outcome,
     Retry,
     Verdict,
-    accounted,
     reason_of,
 )
 from orbitmq.client.consumer.workers import Call, Run, WorkerPool
@@ -536,7 +535,6 @@ class ConcurrentConsumption(BaseConsumption):
         if outcome is None:
             self.statistics.passed_over += count
             return
-        outcome = accounted(outcome, call.messages)
         tally.add(call, outcome)
         if owned.is_dropped:
             self.statistics.duplicates += count
@@ -907,7 +905,7 @@ class OrderlyConsumption(BaseConsumption):
         if made < len(run.calls):
             # Not called: taken again later, here or by the next owner.
             owned.window.rollback([each for _, some in run.calls[made:] for each in some])
-        last = accounted(run.outcomes[-1], run.calls[made - 1][1]) if made else None
+        last = run.outcomes[-1] if made else None
         if last is None:
             self._go_on(line)
             return

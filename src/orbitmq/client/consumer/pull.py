@@ -24,12 +24,7 @@ from orbitmq.client.consumer.settings import FlowReason, PullSettings
 from orbitmq.client.consumer.subscriptions import UnmatchedFilters
 from orbitmq.client.errors import BrokerUnavailable, GroupRefused, refused_by
 from orbitmq.client.routes import MASTER
-from orbitmq.errors import (
-    AccessDenied,
-    BrokerRefused,
-    ClientError,
-    OrbitError,
-)
+from orbitmq.errors import AccessDenied, BrokerRefused, ClientError, OrbitError
 from orbitmq.filter.tags import ALL
 from orbitmq.logonce import LogAtIntervals
 from orbitmq.message.record import BATCH_MASK
@@ -213,7 +208,7 @@ class Puller:
         return {
             (queue, reason): count
             for queue, counts in self._counts.items()
-            for reason, count in counts.totals().items()
+            for reason, count in counts.totals.items()
         }
 
     def _connected(self, where: Address) -> None:
@@ -459,14 +454,12 @@ MENDED_BY_HEARTBEAT = frozenset(
 )
 
 #: How remarks of brokers before 5.0 begin, which do not send the type, when reading is disabled.
-_FORBIDDEN_WORDS: Mapping[str, ForbiddenType] = MappingProxyType(
-    {
-        "subscription group no permission": ForbiddenType.GROUP,
-        "the topic[": ForbiddenType.TOPIC,
-        "the broker[": ForbiddenType.BROKER,
-        "the consumer group[": ForbiddenType.BROADCASTING,
-    }
-)
+_FORBIDDEN_WORDS: Mapping[str, ForbiddenType] = {
+    "subscription group no permission": ForbiddenType.GROUP,
+    "the topic[": ForbiddenType.TOPIC,
+    "the broker[": ForbiddenType.BROKER,
+    "the consumer group[": ForbiddenType.BROADCASTING,
+}
 
 _STATUSES: Mapping[int, PullStatus] = {int(status.value): status for status in PullStatus}
 
@@ -902,10 +895,20 @@ class QueuePull:
         count = self._counts.note(reason)
         if reason in UNREACHED:
             self._puller.unreached[self.owned.queue.broker] = str(detail)
+        group, queue = self._puller.group, self.owned.queue
         # A full buffer is the normal state of a polled consumer.
-        is_logged = detail is None or (self._puller.is_polled and self._is_held_back)
-        if count and not is_logged:
-            log_delay(self._puller.group, self.owned.queue, reason, count, detail)
+        is_normal = self._puller.is_polled and self._is_held_back
+        if count and detail is not None and not is_normal:
+            log.log(
+                logging.INFO if reason in _NO_TROUBLE else logging.WARNING,
+                "pull of %s for group %s put off: %s (%s), %d so far",
+                queue,
+                group,
+                reason.value,
+                detail,
+                count,
+                extra={"group": group, "queue": str(queue)},
+            )
         self._set_timer(self._puller.delays[reason])
 
     def _pull_after(self, pause: float) -> None:
@@ -1246,17 +1249,17 @@ def delays(settings: PullSettings) -> Mapping[PullDelay, float]:
 class PullDelayCounts:
     """The delays of one queue."""
 
-    __slots__ = ("_counts", "_in_a_row")
+    __slots__ = ("_in_a_row", "totals")
 
     def __init__(self) -> None:
-        self._counts: Counter[PullDelay] = Counter()
+        self.totals: Counter[PullDelay] = Counter()
         self._in_a_row = 0
 
     def note(self, reason: PullDelay) -> int:
         """Count one; returns the count if it is worth a line in the log, else 0."""
-        self._counts[reason] += 1
+        self.totals[reason] += 1
         if reason in _ORDINARY:
-            count = self._counts[reason]
+            count = self.totals[reason]
         else:
             self._in_a_row += 1
             count = self._in_a_row
@@ -1265,20 +1268,3 @@ class PullDelayCounts:
     def served(self) -> None:
         """A pull was served: the row of failures ends."""
         self._in_a_row = 0
-
-    def totals(self) -> Mapping[PullDelay, int]:
-        return MappingProxyType(self._counts)
-
-
-def log_delay(group: str, queue: Queue, reason: PullDelay, count: int, detail: object) -> None:
-    """Write the line in the log."""
-    log.log(
-        logging.INFO if reason in _NO_TROUBLE else logging.WARNING,
-        "pull of %s for group %s put off: %s (%s), %d so far",
-        queue,
-        group,
-        reason.value,
-        detail,
-        count,
-        extra={"group": group, "queue": str(queue)},
-    )

@@ -180,9 +180,6 @@ DONE: Final = Outcome(Verdict.SUCCESS)
 #: The same for messages that middleware kept from a listener.
 SPARED: Final = Outcome(Verdict.SUCCESS, auto_commit=None)
 _RETURNED_RETRY: Final = Failure(reason="the handler asked for a retry")
-_UNACCOUNTED: Final = Failure(
-    reason="what was said about the messages of the call does not add up to them"
-)
 _ROLLED_BACK: Final = Failure(reason="the listener rolled back what was not committed")
 _LEFT_OUT: Final = Failure(reason="the handler acknowledged only the messages before it")
 
@@ -253,21 +250,6 @@ def outcome_of_verdict(
         outcome = Outcome(verdict, suspend=suspend, auto_commit=auto_commit)
         return replace(outcome, failure=_ROLLED_BACK) if outcome.is_rolled_back else outcome
     raise AnswerInvalid(listener, verdict, is_batch=False)
-
-
-def accounted(outcome: Outcome, messages: Sequence[ReceivedMessage]) -> Outcome:
-    """An outcome that covers all messages of its call and no others.
-
-    If the failed ones contain unknown messages or one twice, the rest cannot be trusted to be done:
-    all messages are retried.
-    """
-    failed = [message.queue_offset for message in outcome.failed]
-    if not failed:
-        return outcome
-    of_call = {message.queue_offset for message in messages}
-    if len(set(failed)) == len(failed) and of_call.issuperset(failed):
-        return outcome
-    return Outcome(Verdict.RETRY, messages, _UNACCOUNTED, auto_commit=outcome.auto_commit)
 
 
 def reason_of(error: BaseException) -> str:
