@@ -107,19 +107,11 @@ class TestLife:
             AsyncConsumer(given.pop("group"), **given)
 
     @pytest.mark.parametrize(
-        "wrong",
-        [
-            {"suspend": 31},
-            {"timeout": 0},
-            {"time_slice": -1},
-            {"local_retry": 0},
-            {"send_back_timeout": 0},
-        ],
+        "name", ["suspend", "timeout", "time_slice", "local_retry", "send_back_timeout"]
     )
-    def test_a_wrong_consume_setting_is_named(self, wrong):
-        (name,) = wrong
+    def test_a_wrong_consume_setting_is_named(self, name):
         with pytest.raises(SettingError, match=f"consume.{name}"):
-            ConsumeSettings(**wrong)  # one of several
+            ConsumeSettings(**{name: -1})
 
     async def test_without_a_name_server_it_starts_and_says_once_what_it_waits_for(
         self, cluster, caplog
@@ -293,7 +285,7 @@ class TestSyncFace:
     def test_it_consumes_in_the_background(self, orbit_cluster):
         orbit_cluster.create_topic("orders", queues=4)
         seen: list[str] = []
-        done = threading.Event()
+        done, refunded = threading.Event(), threading.Event()
         consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
 
         @consumer.on("orders")
@@ -315,11 +307,18 @@ class TestSyncFace:
             consumer.pause()
             consumer.resume()
             assert "@" in consumer.client_id
+            orbit_cluster.create_topic("refunds", queues=1)
+            consumer.subscribe("refunds", lambda message: refunded.set())
+            producer.send("refunds", "x")
+            assert refunded.wait(DEADLINE)
+            consumer.unsubscribe("refunds")
+            with pytest.raises(WrongUse, match="running already"):
+                consumer.start()
 
         assert sorted(seen, key=int) == [str(number) for number in range(10)]
         assert sum(orbit_cluster.progress("billing", "orders").values()) == 10
         assert consumer.statistics().topics["orders"].consumed == 10, "as it was at the end"
-        for call in (consumer.positions, lambda: consumer.queues("orders")):
+        for call in (consumer.start, consumer.positions, lambda: consumer.queues("orders")):
             with pytest.raises(NotRunning):
                 call()
 

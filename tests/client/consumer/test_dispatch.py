@@ -174,6 +174,22 @@ async def test_a_handler_says_how_long_its_queue_pauses_and_no_stop_waits(said, 
         assert await bench.consumption.drain(owned, 0)
 
 
+async def test_in_order_a_coroutine_that_raises_no_exception_is_tried_again_and_dropped_at_last():
+    attempts: list[int] = []
+
+    async def handle(message):
+        attempts.append(message.attempt)
+        raise SystemExit(1)
+
+    async with consuming(
+        handle, ordered=True, broadcasting=True, suspend=0.01, max_retries=1
+    ) as bench:
+        owned = bench.own(messages(1))
+        await until(lambda: bench.position(owned) == 1)
+
+    assert attempts == [1, 2]
+
+
 @settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_fails_each_message_is_done_before_the_next_is_begun(data):

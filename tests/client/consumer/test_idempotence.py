@@ -293,6 +293,20 @@ async def test_a_broken_store_does_not_repeat_what_was_consumed(caplog):
     assert "could not be noted" in caplog.text
 
 
+async def test_a_store_that_fails_in_the_middle_of_a_batch_keeps_no_claims():
+    class FailsOnce(Counting):
+        def claim(self, key: str, now: float, *, lease: float) -> Claim:
+            if self.claims == 1:
+                self.claims += 1
+                raise OSError("disk full")
+            return super().claim(key, now, lease=lease)
+
+    binding = bound(lambda batch: None, Idempotence(FailsOnce()))
+
+    assert len((await call(binding, received(1), received(2))).failed) == 2
+    assert await call(binding, received(1), received(2)) is DONE
+
+
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"lease": -1}, {"retry": 0}])
 def test_durations_have_to_be_positive(wrong):
     with pytest.raises(SettingError, match=r"Idempotence\.\w+ must be positive"):

@@ -221,6 +221,18 @@ def test_middleware_sees_what_a_listener_that_commits_by_itself_has_finished(
     assert recorder.errors in ([], [None])
 
 
+def test_a_rollback_stays_one_when_middleware_fails_after_it(caplog):
+    def listen(messages, context):
+        context.auto_commit = False
+        return ROLLBACK
+
+    failing = Raising(OSError("the database is gone"), "on_failure")
+    outcome = call(bind_listener(listen, group=GROUP, middleware=[failing]))
+
+    assert outcome.is_rolled_back
+    assert "the database is gone" in caplog.text
+
+
 @both
 def test_an_error_at_the_end_is_logged_and_changes_nothing(is_async, caplog):
     class Ending:

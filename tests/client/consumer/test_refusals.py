@@ -14,6 +14,7 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.pull import Refusals, forbidden_type
 from orbitmq.client.routes import Queue
+from orbitmq.clock import SystemClock
 from orbitmq.errors import AccessDenied, BrokerRefused
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import Address
@@ -30,26 +31,9 @@ ONE, TWO = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
 OTHER = Queue("invoices", "broker-b", 0)
 
 
-class Clock:
-    """Stands still until it is moved."""
-
-    time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-
 @pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def refusals(clock):
-    return Refusals("billing", clock)
+def refusals():
+    return Refusals("billing", SystemClock())
 
 
 def refuse(refusals: Refusals, queue: Queue, where: Address) -> None:
