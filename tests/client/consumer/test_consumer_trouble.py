@@ -185,6 +185,15 @@ def test_what_is_given_wrongly_is_named_with_what_is_allowed(mistake, words):
         mistake()
 
 
+def test_an_option_with_a_wrong_name_is_refused():
+    wrong: Any = {"worker": 3}
+
+    with pytest.raises(TypeError, match="a consumer has no option worker"):
+        Consumer("billing", name_server="127.0.0.1:9876", **wrong)
+    with pytest.raises(TypeError, match="a handler has no option worker"):
+        _consumer().on("orders", **wrong)(print)
+
+
 def _consumer() -> Consumer:
     return Consumer("billing", name_server="127.0.0.1:9876")
 
