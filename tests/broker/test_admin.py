@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.handlers import membership
+from orbitmq.broker.metrics import Metrics
 from orbitmq.broker.settings import SETTINGS
 from orbitmq.broker.timers import TimerFile
 from orbitmq.clock import milliseconds
@@ -56,6 +57,7 @@ from orbitmq.wire.javajson import Value, decode_body, encode_body, parse, parse_
 from tests.support.admin import OLD_VERSION, ask, consumer_that, of_version, subscription, told
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.delivery import hand_broker
+from tests.support.prometheus import parse_metrics
 
 
 async def update(client: RawClient, text: str) -> Command:
@@ -622,7 +624,7 @@ async def test_members_that_subscribe_differently_are_named_in_the_answer_about_
     assert "messages will be missed" in finding["text"]
 
 
-async def test_findings_of_all_groups_are_part_of_the_runtime_information(
+async def test_findings_of_all_groups_are_part_of_the_runtime_information_and_of_the_metrics(
     broker, client, open_client
 ):
     other = await open_client(broker)
@@ -631,7 +633,9 @@ async def test_findings_of_all_groups_are_part_of_the_runtime_information(
     broker.parts.disagreements.check()
 
     table = (await told(client, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO)).table
+    metrics = parse_metrics(b"".join(await Metrics(broker.parts).text()))
 
+    assert metrics["orbitmq_group_findings"].value(kind="different_subscriptions") == 1
     assert table["groupFindings"] == "1"
     assert "subscribe differently to topic 'orders'" in table["groupFinding_1"]
 

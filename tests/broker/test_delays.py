@@ -60,6 +60,25 @@ async def test_what_is_delivered_is_the_message_that_was_sent(hand, hand_client)
     assert message.store_ms == milliseconds(hand.clock.now())
 
 
+@pytest.mark.parametrize(
+    ("level", "code", "parked"),
+    [
+        ("99", ResponseCode.SUCCESS, ["18"]),
+        ("0", ResponseCode.SUCCESS, []),
+        ("-1", ResponseCode.SUCCESS, []),
+        ("soon", ResponseCode.MESSAGE_ILLEGAL, []),
+    ],
+)
+async def test_a_level_is_the_highest_at_most_and_must_be_a_number(
+    hand, hand_client, level, code, parked
+):
+    answer = await hand_client.send("T", properties={"DELAY": level})
+
+    assert answer.code == code
+    found = [each.properties["DELAY"] for each in hand.messages("SCHEDULE_TOPIC_XXXX", 17)]
+    assert found == parked
+
+
 @settings(max_examples=15)
 @given(
     steps=st.lists(

@@ -22,6 +22,7 @@ from orbitmq.broker.settings import (
     HttpSettings,
     ProgressSettings,
     RegistrationSettings,
+    SendSettings,
 )
 from orbitmq.errors import OrbitError
 from orbitmq.namesrv.server import NameServer
@@ -109,13 +110,16 @@ async def test_a_broker_that_works_is_alive_and_ready(start_broker):
     assert int(metrics.headers["content-length"]) == len(metrics.body)
     assert broker.http_address is not None
     assert broker.http_address.host == "127.0.0.1"
+    port = broker.http_address.port
+    with pytest.raises(ListenFailed, match=str(port)):
+        await start_broker(root="other", http=HttpSettings(port=port))
 
 
 async def test_a_broker_that_cannot_store_is_alive_and_not_ready(start_broker):
     store = small_settings(Path("unused")).store
     every_disk = replace(store.retention, expired_ratio=1e-9, forced_ratio=1e-9, full_ratio=1e-9)
     full = replace(store, retention=every_disk)
-    broker = await start_broker(http=ANY_PORT, store=full)
+    broker = await start_broker(http=ANY_PORT, store=full, send=SendSettings(accept_from=9e9))
     broker.parts.store.clean()
 
     alive = await get(broker.http_address, "/healthz")
@@ -125,6 +129,7 @@ async def test_a_broker_that_cannot_store_is_alive_and_not_ready(start_broker):
     assert ready.status == 503
     assert "cannot be stored" in str(ready.json["reasons"])
     assert "full" in str(ready.json["reasons"])
+    assert "accepted from" in str(ready.json["reasons"])
 
 
 class FillableDisk(DiskFiles):

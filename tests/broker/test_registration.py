@@ -13,6 +13,7 @@ from orbitmq.broker import registration
 from orbitmq.broker import registration as rivals
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.health import why_not_ready
+from orbitmq.broker.registration import FORGOTTEN_AFTER, LOOK, LOOK_CLOSELY, Place
 from orbitmq.broker.settings import RegistrationSettings
 from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.namesrv.server import NameServer
@@ -180,6 +181,28 @@ async def test_a_name_server_that_cannot_say_who_is_listed_is_asked_once_per_con
 
 
 OURS, THEIRS = "10.0.0.1:10911", "10.0.0.2:10911"
+
+
+def test_another_broker_in_our_place_is_a_rival_until_the_place_is_free_or_it_is_silent():
+    place, seen = Place(OURS), []
+    later = 10.0 + FORGOTTEN_AFTER
+    for now, listed in (
+        *((0.0, OURS), (1.0, THEIRS), (2.0, OURS), (3.0, None)),
+        *((10.0, THEIRS), (later, OURS), (later + 0.1, OURS)),
+    ):
+        is_free = place.saw(listed, now)
+        seen.append((place.rival, place.pause, is_free))
+
+    assert seen == [
+        (None, LOOK, False),
+        (THEIRS, LOOK_CLOSELY, False),
+        # Its next registration will come.
+        (THEIRS, LOOK_CLOSELY, False),
+        (None, LOOK, True),
+        (THEIRS, LOOK_CLOSELY, False),
+        (THEIRS, LOOK_CLOSELY, False),
+        (None, LOOK, False),
+    ]
 
 
 def listed(server: NameServer) -> dict[int, str]:

@@ -235,6 +235,18 @@ def test_a_topic_has_no_more_queues_than_the_setting_allows():
         topics.update(config("T", 33), now=NOW)
 
 
+def test_order_topics_are_marked_as_the_name_server_says():
+    topics = table()
+    topics.update(config("T"), now=NOW)
+
+    topics.apply_order_config(["T", "unknown"], now=NOW)
+    topics.apply_order_config(["T"], now=NOW)
+
+    assert topics.is_order("T")
+    assert not topics.is_order("unknown")
+    assert topics.data_version.counter == 2
+
+
 # Attributes.
 
 
@@ -433,3 +445,10 @@ def test_a_table_that_changed_between_pages_is_begun_anew():
 def test_no_page_is_larger_than_the_broker_allows():
     assert len(table().page(PageRequest(0, "", 100), largest=2).table.topic_config_table) == 2
     assert len(table().page(PageRequest(0, "", -1), largest=2).table.topic_config_table) == 0
+
+
+@pytest.mark.parametrize("version", ["", "nonsense", '{"counter":1}', "\ud800"])
+def test_a_version_that_is_not_ours_begins_anew(version):
+    page = table().page(PageRequest(5, version, 3)).table.topic_config_table
+
+    assert list(page) == sorted(topic.topic_name for topic in table())[:3]

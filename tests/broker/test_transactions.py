@@ -16,7 +16,7 @@ from orbitmq.broker.settings import SendSettings, TransactionSettings
 from orbitmq.broker.transactions import Verdict, judge
 from orbitmq.broker.writes import Draft
 from orbitmq.message.stored import StoredMessage
-from orbitmq.store.settings import FlushPolicy
+from orbitmq.store.settings import DiskFull, FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers import (
     CheckTransactionStateRequest,
@@ -232,6 +232,23 @@ async def test_a_commit_that_the_disk_refuses_leaves_the_transaction_open(tmp_pa
         assert before == []
         assert again.code == ResponseCode.SUCCESS
         assert broker.bodies("T") == [b"x"]
+
+
+async def test_a_commit_whose_mark_fails_stores_nothing(broker, producer):
+    half = await send_half(producer, "T", b"x", broker)
+    real = broker.parts.unique_ids
+
+    def fail_once():
+        broker.parts.unique_ids = real
+        raise DiskFull("no room for the mark")
+
+    broker.parts.unique_ids = fail_once
+    refused = await producer.end(end_header(half, COMMIT))
+    before = broker.bodies("T")
+    again = await producer.end(end_header(half, COMMIT))
+
+    assert (refused.code, again.code) == (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SUCCESS)
+    assert (before, broker.bodies("T")) == ([], [b"x"])
 
 
 async def test_a_producer_cannot_end_the_transaction_of_another_in_its_name(broker, producer):
