@@ -14,6 +14,8 @@ from orbitmq.broker.config import ConfigFile, SavedTable
 from orbitmq.broker.errors import PutResult, PutStatus
 from orbitmq.broker.settings import (
     BrokerSettings,
+    HttpSettings,
+    OutwardSettings,
     ProgressSettings,
     PullSettings,
     RegistrationSettings,
@@ -187,6 +189,8 @@ async def test_a_broker_on_every_interface_advertises_a_real_address(tmp_path):
         (lambda root: BrokerSettings(root=root, lock_pause=-1), "broker.lock_pause"),
         (lambda _: SendSettings(max_message_size=0), "send.max_message_size"),
         (lambda _: SendSettings(region='"'), "send.region"),
+        (lambda _: HttpSettings(port=65_536), "http.port"),
+        (lambda _: OutwardSettings(access_key="a"), "outward.access_key"),
         (lambda _: PullSettings(short_hold=0), "pull.short_hold"),
         (lambda _: PullSettings(held_requests=-1), "pull.held_requests"),
         (lambda _: ProgressSettings(save_interval=0), "progress.save_interval"),

@@ -169,6 +169,28 @@ async def test_a_delivery_that_the_disk_refuses_is_tried_again_without_spinning(
         assert broker.bodies("T", 1) == [b"a", b"b"]
 
 
+@pytest.mark.parametrize(
+    ("topic", "properties"),
+    [
+        ("SCHEDULE_TOPIC_XXXX", b""),
+        ("SCHEDULE_TOPIC_XXXX", b"REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010\x02"),
+        ("rmq_sys_wheel_timer", b""),
+    ],
+    ids=["no place", "a place of the broker", "no time"],
+)
+async def test_a_parked_message_that_cannot_be_delivered_does_not_stop_the_others(
+    hand, caplog, topic, properties
+):
+    stray = Draft(topic, 0, b"stray", properties, 0, hand.parts.store_host)
+    hand.parts.writes.put(stray, transform=False)
+    put(hand, 1, b"good")
+
+    hand.advance(2)
+
+    assert hand.bodies("T", 1) == [b"good"]
+    assert any(record.levelname == "ERROR" for record in caplog.records)
+
+
 async def test_a_saved_offset_outside_of_the_queue_is_corrected(tmp_path):
     file = tmp_path / "config" / "delayOffset.json"
     file.parent.mkdir()

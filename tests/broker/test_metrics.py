@@ -83,6 +83,7 @@ async def test_a_broker_in_use_has_the_metrics_of_rocketmq_under_its_names_and_l
         offset=decode_offset_id(stored.msg_id).offset, group=GROUP, delay_level=-1
     )
     await client.connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+    await client.connection.request(987_654)
 
     found = await scraped(broker)
 
