@@ -10,17 +10,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
 from unittest import mock
 
 from orbitmq.broker import broker as broker_module
-from orbitmq.broker import broker as opening_module
-from orbitmq.broker.broker import Broker
+from orbitmq.broker.broker import Broker, ThreadOpening
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.broker.topics import READ_WRITE
@@ -90,9 +87,6 @@ class HandlerFailed(RuntimeError):
     """What handlers of the simulation raise now and then."""
 
 
-T = TypeVar("T")
-
-
 @contextlib.contextmanager
 def simulated_edges(loop: VirtualLoop, seed: int) -> Iterator[None]:
     """The places at which the real code takes its sockets, its threads and its chance."""
@@ -103,14 +97,6 @@ def simulated_edges(loop: VirtualLoop, seed: int) -> Iterator[None]:
         number: int = connection.__dict__.setdefault("_number", next(loop.numbers))
         return number
 
-    def at_once(call: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
-        try:
-            future.set_result(call())
-        except Exception as error:  # noqa: BLE001  # for whoever waits
-            future.set_exception(error)
-        return future
-
     def without_threads(*args: object, **options: object) -> Store:
         return Store(*args, **options, background=False)  # type: ignore[arg-type]
 
@@ -119,7 +105,7 @@ def simulated_edges(loop: VirtualLoop, seed: int) -> Iterator[None]:
         mock.patch.object(server_module, "speaks_tls", speaks_no_tls),
         mock.patch.object(broker_module, "Store", without_threads),
         mock.patch.object(broker_module, "OrderLocks", partial(OrderLocks, life=BROKER_LOCK_LIFE)),
-        mock.patch.object(opening_module, "_in_own_thread", at_once),
+        mock.patch.object(ThreadOpening, "start", ThreadOpening.run),
         mock.patch.object(Connection, "__hash__", number_of),
         # A broker's connections to name servers draw their pauses themselves.
         mock.patch.object(channels_module, "random", SimpleNamespace(Random=lambda: chance)),

@@ -493,7 +493,7 @@ class ThreadOpening(Generic[T]):
 
         When the caller is cancelled, the value is closed as soon as it is there.
         """
-        threading.Thread(target=self._run, name="orbitmq-opening", daemon=True).start()
+        self.start()
         try:
             return await asyncio.wrap_future(self._running)
         except asyncio.CancelledError:
@@ -507,7 +507,11 @@ class ThreadOpening(Generic[T]):
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait((running,))
 
-    def _run(self) -> None:
+    def start(self) -> None:
+        threading.Thread(target=self.run, name="orbitmq-opening", daemon=True).start()
+
+    def run(self) -> None:
+        """Make the value here; for the thread."""
         if not self._running.set_running_or_notify_cancel():
             return
         try:
