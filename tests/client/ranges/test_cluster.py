@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import re
 import time
 
 import pytest
@@ -15,11 +16,11 @@ from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.progress import BrokerProgress
 from orbitmq.client.engine import Engine
 from orbitmq.client.ranges import cluster as rangecluster
-from orbitmq.client.ranges.cluster import RangeCluster, RangeMember, search
+from orbitmq.client.ranges.cluster import Bounds, RangeCluster, RangeMember, search
 from orbitmq.client.ranges.connections import RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.testing.cluster import EmbeddedCluster, MovableClock
 from tests.support.filling import fill, numbered
 
@@ -106,13 +107,53 @@ def test_an_administrator_finds_what_was_stored_from_a_time_on(still_cluster):
     assert [move.to_offset for move in moved.moves] == [1]
 
 
-# ---- brokers that do not answer: each has its own time
+# ---- topics, queues and offsets
 
 
 @pytest.fixture
 def cluster(access):
     with RangeCluster(access, "readers") as found:
         yield found
+
+
+def test_a_planner_sees_topics_bounds_and_the_offsets_of_its_group(
+    cluster, orbit_shared_cluster, orbit_shared_topic
+):
+    fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(10, queues=2))
+
+    queues = cluster.queues([orbit_shared_topic])
+    bounds = cluster.bounds(queues).or_raise()
+    stored = cluster.stored_at({queues[0]: 4, queues[2]: 0}).or_raise()
+
+    assert cluster.topics(re.escape(orbit_shared_topic)) == (orbit_shared_topic,)
+    assert [bounds[queue] for queue in queues] == [Bounds(0, 5)] * 2 + [Bounds(0, 0)] * 2
+    assert cluster.ends(queues).or_raise() == {queue: bounds[queue].high for queue in queues}
+    assert stored[queues[0]] is not None
+    assert stored[queues[2]] is None
+    assert set(cluster.progress(queues).or_raise().values()) == {None}
+    assert cluster.report({queues[0]: 3}).failures == {}
+    assert cluster.progress(queues).or_raise()[queues[0]] == 3
+
+
+def test_a_topic_that_is_not_there_is_named_beside_those_that_are(cluster, orbit_shared_topic):
+    routed = cluster.routed([orbit_shared_topic, "no-such-topic"])
+
+    assert len(routed.queues) == 4
+    assert set(routed.failures) == {"no-such-topic"}
+    with pytest.raises(NoRoute, match="no-such-topic"):
+        cluster.queues(["no-such-topic"])
+
+
+def test_readers_that_join_a_group_see_each_other(cluster, access, orbit_shared_topic):
+    with RangeCluster(access, "readers") as other:
+        for each in (cluster, other):
+            each.join([orbit_shared_topic], RangeFilter())
+
+        assert len(cluster.others(orbit_shared_topic)) == 1
+        assert cluster.others(orbit_shared_topic) != other.others(orbit_shared_topic)
+
+
+# ---- brokers that do not answer: each has its own time
 
 
 async def no_answer(queue: Queue) -> OrbitError:
