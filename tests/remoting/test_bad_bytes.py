@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 from pathlib import Path
 
 import pytest
@@ -182,20 +181,6 @@ async def test_a_grpc_client_is_told_apart_in_the_log_and_let_go(caplog):
     assert len(lines) == 1
     assert "use a client of the remoting protocol: orbitmq" in lines[0].getMessage()
     assert getattr(lines[0], "client", "").startswith("127.0.0.1:")
-
-
-async def test_a_grpc_client_with_tls_is_told_apart_where_tls_is_not_served(caplog):
-    wanted = ssl.create_default_context()
-    wanted.set_alpn_protocols(["h2"])
-    async with serving(HANDLERS) as server:
-        with caplog.at_level(logging.WARNING):
-            for _ in range(3):
-                with pytest.raises((ssl.SSLError, ConnectionError)):
-                    await asyncio.open_connection(*server.address, ssl=wanted)
-
-    lines = [each for each in caplog.records if "gRPC" in each.getMessage()]
-    assert len(lines) == 1
-    assert "it speaks TLS, which is disabled here" in lines[0].getMessage()
 
 
 async def test_what_was_asked_before_the_bad_bytes_is_still_answered():

@@ -123,21 +123,6 @@ async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing():
         await channels.close()
 
 
-async def test_an_idle_connection_is_closed_and_made_again_when_needed():
-    channels = Channels(ChannelSettings(idle=0.5, sweep=0.02, settled=0.0))
-    async with serving(HANDLERS) as server:
-        first = await channels.get(server.address)
-        await first.request(CODE)
-        async with asyncio.timeout(DEADLINE):
-            await first.wait_closed()
-        second = await channels.get(server.address)
-
-        assert "idle" in first.reason
-        assert second is not first
-        assert (await second.request(CODE)).code == 0
-        await channels.close()
-
-
 async def test_a_dropped_peer_is_forgotten_with_its_connection():
     channels = Channels()
     async with serving(HANDLERS) as server:

@@ -113,24 +113,6 @@ async def test_answers_may_come_in_any_order():
     assert [bytes(answer.body) for answer in answers] == [b"%d" % n for n in range(50)]
 
 
-async def test_either_side_may_ask():
-    asked: list[Command] = []
-
-    async def ask_back(connection, request):
-        asked.append(await connection.request(40, body=request.body, timeout=DEADLINE))
-        return request.answer(0, body=asked[0].body)
-
-    def answer(_, request):
-        return request.answer(0, body=bytes(request.body).upper())
-
-    async with serving({ECHO: ask_back}) as server:
-        connection = await connect(server.address, owner=Dispatcher({40: answer}))
-        back = await connection.request(ECHO, body=b"who are you", timeout=DEADLINE)
-        connection.close()
-
-    assert bytes(back.body) == b"WHO ARE YOU"
-
-
 @pytest.mark.parametrize("serialization", list(Serialization))
 async def test_an_answer_has_the_serialization_of_its_request(serialization):
     async with serving({ECHO: _echo}) as server, RawPeer.connected(server.address) as peer:
@@ -157,21 +139,6 @@ async def test_what_prepares_requests_sees_each_of_ours():
 
 
 # Deadlines and ends
-
-
-async def test_a_request_without_an_answer_fails_at_its_deadline():
-    async with serving({HOLD: lambda _, __: LATER}) as server:
-        connection = await connect(server.address)
-        with pytest.raises(
-            RequestTimedOut, match=r"did not answer request 11 within 0\.05 s"
-        ) as late:
-            await connection.request(HOLD, timeout=0.05)
-
-        assert late.value.retriable
-        assert late.value.remote == server.address
-        assert connection.pending_requests == 0
-        assert connection.is_open
-        connection.close()
 
 
 async def test_deadlines_are_kept_in_whatever_order_they_were_given():

@@ -87,24 +87,6 @@ async def test_memory_for_frames_that_are_not_finished_is_bounded_whoever_sends_
         assert (server.capacity.frames.used, server.capacity.frames.waiting) == (0, 0)
 
 
-async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others():
-    async with (
-        serving({CODE: _fine}, tight(host="0.0.0.0", crowded_frame=60.0)) as server,  # noqa: S104  # two of its own addresses
-        _peers(Address("127.0.0.1", server.address.port), 24, "127.0.0.2") as greedy,
-    ):
-        for peer in greedy:
-            await begin(peer, LONGEST // 2)
-        await until(lambda: server.capacity.frames.waiting == 20)
-        honest = await connect(Address("127.0.0.1", server.address.port))
-
-        for _ in range(3):
-            body = bytes(LONGEST - 1000)
-            assert (await honest.request(CODE, body=body, timeout=DEADLINE)).code == 0
-
-        assert server.capacity.frames.waiting == 20
-        honest.close()
-
-
 async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_others_go_on():
     async with (
         serving({CODE: _fine}, tight(crowded_frame=0.05, sweep=0.02)) as server,
@@ -196,10 +178,6 @@ async def _peers(
 
 
 # One connection, without sockets.
-
-
-def is_read(transport: FakeTransport) -> bool:
-    return transport.is_reading_now
 
 
 def was_aborted(transport: FakeTransport) -> bool:

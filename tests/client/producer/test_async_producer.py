@@ -442,19 +442,6 @@ async def test_a_topic_that_is_made_by_sending_to_it_is_told_of_once(cluster, ca
     assert told == ["topic brand-new does not exist and is created by sending to it"]
 
 
-async def test_a_topic_that_is_not_there_fails_at_once(cluster):
-    name_server = ScriptedNameServer()
-    async with (
-        name_server.serving(),
-        AsyncProducer(client=quick_settings(name_server.address)) as producer,
-    ):
-        with pytest.raises(NoRoute):
-            await producer.send("missing", b"x", timeout=DEADLINE)
-
-    # Its own route and that of the template, each once.
-    assert len(name_server.requests) == 2
-
-
 async def test_a_route_that_cannot_be_read_is_no_failure_of_the_introduction(caplog):
     caplog.set_level(logging.INFO, logger="orbitmq")
     async with ScriptedNameServer(routes={"TBW102": b"{no route"}).serving() as server:
