@@ -157,6 +157,16 @@ async def test_every_request_is_signed_and_no_secret_is_logged(caplog):
 # ---- life
 
 
+async def test_a_stop_may_be_called_by_many_and_again():
+    engine = Engine(quick_settings(NOBODY))
+    await engine.start()
+
+    await asyncio.gather(*(engine.stop() for _ in range(3)))
+    await engine.stop()
+
+    assert not engine.is_running
+
+
 async def test_before_the_start_and_after_the_stop_the_engine_refuses():
     engine = Engine(quick_settings(NOBODY))
     with pytest.raises(NotRunning, match="start it"):

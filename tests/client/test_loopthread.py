@@ -95,6 +95,40 @@ def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread):
     assert place > 10
 
 
+def test_wherever_a_signal_handler_stops_it_nobody_is_left_waiting():
+    """Also within the call that hands a coroutine over to the loop, which is closed then."""
+    files = (loopthread.__file__, asyncio.base_events.__file__)
+    place, has_struck = 0, True
+    outcomes: set[object] = set()
+
+    while has_struck:
+        has_struck = False
+        left = place
+        thread = LoopThread("orbitmq-handled")
+        thread.start()
+
+        def strike(frame, _, __, thread=thread):
+            nonlocal left, has_struck
+            if frame.f_code.co_filename in files:
+                left -= 1
+                if left == -1:
+                    has_struck = True
+                    thread.stop()
+
+        sys.setprofile(strike)
+        try:
+            outcomes.add(thread.run(_double(1), timeout=DEADLINE))
+        except NotRunning:
+            outcomes.add(NotRunning)
+        finally:
+            sys.setprofile(None)
+            thread.stop()
+        place += 1
+
+    assert place > 10
+    assert outcomes == {2, NotRunning}
+
+
 def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread):
     async def leave():
         raise SystemExit(3)
