@@ -17,7 +17,7 @@ import pytest
 
 from orbitmq.cli.console import ConsoleService
 from orbitmq.cli.main import CommandError, PortTaken
-from orbitmq.cli.servers import Listening, WithConsole
+from orbitmq.cli.servers import Listening, Service, WithConsole
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -119,7 +119,7 @@ async def test_the_password_comes_from_the_environment_and_is_never_printed():
     assert secret.encode() not in output + error
 
 
-class Serving:
+class Serving(Service):
     """A cluster that runs already, as what a console is started beside."""
 
     def __init__(self, name_server: str) -> None:
@@ -134,12 +134,6 @@ class Serving:
 
     def listening(self) -> Sequence[Listening]:
         return (Listening("name server", "name server", self._name_server),)
-
-    async def until_failed(self) -> CommandError:
-        raise NotImplementedError
-
-    def kill(self) -> None:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
