@@ -161,6 +161,7 @@ async def test_a_queue_that_goes_to_another_member_waits_for_its_reset(group, me
     await reset
 
     await until(lambda: other.owned == {FIRST} and repeated(group) == [2, 3, 4])
+    assert progress.read(FIRST) is None, "the former owner has forgotten it"
 
 
 async def test_a_stop_waits_for_a_reset(member, progress):
