@@ -141,14 +141,6 @@ def test_shares_are_of_the_samples_of_all_processes_with_a_role():
     assert (bench.role, bench.samples) == ("bench", 1)
 
 
-def test_the_flame_graph_begins_with_the_busiest_thread_and_has_every_function_once():
-    graph = read_profile(recorded(), BY_NAME["pull"], Path("/p")).graph
-
-    assert [thread.name for thread in graph.profiles] == ["broker (8), MainThread", "bench (7), 71"]
-    assert [frame.name for frame in graph.shared.frames] == ["serve", "answer", "ask"]
-    assert graph.profiles[0].samples == [[0], [0, 1], [0, 1], [0, 1, 0, 1]]
-
-
 def test_the_table_names_processes_and_functions_with_their_shares():
     out = io.StringIO()
     profile = read_profile(recorded(), BY_NAME["pull"], Path("/p"))

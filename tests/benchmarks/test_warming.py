@@ -41,27 +41,10 @@ def test_a_peer_is_warm_when_it_has_stopped_rising():
     assert rates == [10, 20, 40, 80] + [100] * 6
 
 
-def test_what_rounds_differ_by_does_not_count_as_rising():
-    assert len(warmed(chain((100, 90, 104, 60, 103), repeat(101)))) == 6
-
-
 def test_a_peer_that_rises_for_ever_is_measured_nevertheless():
     rising = (float(2**number) for number in range(100))
 
     assert len(warmed(rising)) == 20
-
-
-def test_a_peer_is_not_taken_for_warm_too_soon():
-    patient = Warming(slot=1.0, least=12.0, longest=20.0)
-
-    assert len(warmed(repeat(100.0), patient)) == 12
-
-
-@pytest.mark.parametrize("choose", [Scale, Scale.quick])
-def test_a_run_warms_up_before_it_gives_up(choose):
-    warming = choose().warming
-
-    assert 0 < warming.slot < warming.least < warming.longest
 
 
 def test_a_full_run_gives_java_time_to_compile():

@@ -176,15 +176,17 @@ async def test_the_notebook_has_the_filter_filled_in_whatever_is_in_it(desk):
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await die(desk.world, 1, 'it\'s "quoted" \\ and {braced}')
 
-    found = await desk.browser.get("/dead-letters/billing")
+    query = "key=it%27s&since=5&until=6&topic=orders&reason=City&min_attempts=3&max_attempts=16"
 
-    chosen = await desk.browser.get("/dead-letters/billing?key=it%27s&since=5&max_attempts=16")
+    found = await desk.browser.get("/dead-letters/billing")
+    chosen = await desk.browser.get(f"/dead-letters/billing?{query}")
 
     texts = _literals(found["reasons"][0]["notebook"])
     assert 'it\'s "quoted" \\ and {braced}' in texts
     assert "billing" in texts
     assert desk.cluster.name_server in texts
-    assert {"it's", 5000, 16} <= _literals(chosen["notebook"])
+    assert {"it's", 5000, 6000, "orders", "city"} <= _literals(chosen["notebook"])
+    assert 'F.col("attempts") >= 3' in chosen["notebook"].replace("\n", " ")
 
 
 def _literals(snippet: str) -> set[Any]:

@@ -35,14 +35,6 @@ def test_the_pause_that_counts_is_the_last_one():
     assert is_taken_over([*again, read(35.0, "c2", "q1")], GROUP)
 
 
-def test_what_its_owner_or_another_group_did_is_no_takeover():
-    others = read(15.0, "audit", "q0", group="audit")
-    own = read(10.1, "c1", "q0")  # was written when it was being stopped
-
-    assert not takeovers(paused(own, others, read(15.0, "c2", "q2")), GROUP)
-    assert not takeovers([*paused(), read(21.0, "c2", "q0")], GROUP)
-
-
 def test_a_pause_allows_repetitions_only_if_it_moved_queues():
     done = [read(5.0 + number, "c1", "q0", number) for number in range(5)]
 
