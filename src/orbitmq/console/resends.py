@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from orbitmq.client.admin.deadletters import (
     LetterTrace,
     ResendOutcome,
     ResendResult,
-    ResendTo,
 )
 from orbitmq.client.admin.messages import BATCH, QueueReader
 from orbitmq.client.admin.requests import AdminRequests, BrokerNode
@@ -310,8 +309,7 @@ class Replay:
 class Replays:
     """Resends dead letters in the background."""
 
-    def __init__(self, admin: AsyncAdmin, audit: Audit, events: Events) -> None:
-        self._admin = admin
+    def __init__(self, audit: Audit, events: Events) -> None:
         self._audit = audit
         self._events = events
         self._all: dict[str, Replay] = {}
@@ -320,24 +318,19 @@ class Replays:
     def begin(
         self,
         group: str,
-        where: DeadLetterFilter,
+        outcomes: AsyncGenerator[ResendOutcome, None],
         *,
-        to: ResendTo,
-        rate: float | None,
-        limit: int | None,
-        again: bool,
         dry_run: bool,
         who: str,
         command: str,
-        now: float,
     ) -> Replay:
         """Start to send letters. Raises `BadInput` while others of the group are sent."""
         if any(each.group == group and each.is_running for each in self._all.values()):
             raise BadInput(f"dead letters of {group!r} are being sent already; wait, or stop that")
-        replay = Replay(secrets.token_urlsafe(9), group, command, dry_run, now)
+        replay = Replay(secrets.token_urlsafe(9), group, command, dry_run, self._audit.now())
         self._all[replay.id] = replay
         self._forget_some()
-        work = self._run(replay, where, to, rate, limit, again, who)
+        work = self._run(replay, outcomes, who)
         self._tasks[replay.id] = asyncio.create_task(work, name=f"replay of {group}")
         return replay
 
@@ -367,24 +360,8 @@ class Replays:
         return list(reversed(self._all.values()))
 
     async def _run(
-        self,
-        replay: Replay,
-        where: DeadLetterFilter,
-        to: ResendTo,
-        rate: float | None,
-        limit: int | None,
-        again: bool,
-        who: str,
+        self, replay: Replay, outcomes: AsyncGenerator[ResendOutcome, None], who: str
     ) -> None:
-        outcomes = self._admin.dead_letters.resending(
-            replay.group,
-            where,
-            to=to,
-            rate=rate,
-            limit=limit,
-            again=again,
-            dry_run=replay.is_dry_run,
-        )
         try:
             async with aclosing(outcomes):
                 async for outcome in outcomes:

@@ -62,7 +62,7 @@ class ConsoleState:
         self.admin = AsyncAdmin.on(self.engine)
         self.producer = AsyncProducer.on(self.engine, PRODUCER_GROUP)
         await self.producer.start()
-        self.replays = Replays(self.admin, self.audit, self.events)
+        self.replays = Replays(self.audit, self.events)
         self.tables = BrokerTables(self.engine)
         self.collector = Collector(
             # An admin of its own counts the requests of looks alone.

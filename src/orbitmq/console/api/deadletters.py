@@ -201,7 +201,7 @@ async def replay(request: Request) -> Response:
     command = state.for_cluster(wanted.command(group))
     if not wanted.dry_run:
         state.check_write(command)
-    begun = state.replays.begin(
+    outcomes = state.admin.dead_letters.resending(
         group,
         wanted.filter,
         to=ResendTo(wanted.to),
@@ -209,9 +209,9 @@ async def replay(request: Request) -> Response:
         limit=wanted.count,
         again=wanted.again,
         dry_run=wanted.dry_run,
-        who=actor_of(request),
-        command=command,
-        now=state.clock.now(),
+    )
+    begun = state.replays.begin(
+        group, outcomes, dry_run=wanted.dry_run, who=actor_of(request), command=command
     )
     return answer(shown_replay(begun), 202)
 
