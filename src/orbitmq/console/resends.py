@@ -76,6 +76,8 @@ class ResentLetters:
         self._only_last_hour = only_last_hour
         self._turn = 0
         self._groups: dict[str, dict[str, _Letter]] = {}
+        #: The bounds of a group's queues when its letters were last read.
+        self._bounds: dict[str, Bounds] = {}
 
     async def look(
         self, groups: Mapping[str, Bounds], totals: Mapping[str, int], since: float
@@ -110,10 +112,17 @@ class ResentLetters:
 
     def keep(self, groups: Collection[str]) -> None:
         """Forget other groups."""
-        self._groups = {group: each for group, each in self._groups.items() if group in groups}
+        for gone in self._groups.keys() - set(groups):
+            del self._groups[gone]
+            self._bounds.pop(gone, None)
 
     async def _read(self, group: str, bounds: Bounds, since: float) -> None:
         """Read the letters that died since the last look; forget those that were deleted."""
+        before = self._bounds.get(group, {})
+        if before == bounds:
+            return
+        # Letters of a broker that has come back may be older than those that are known.
+        is_back = not {queue.broker for queue in bounds} <= {queue.broker for queue in before}
         known = {
             name: each
             for name, each in self._groups.get(group, {}).items()
@@ -125,16 +134,17 @@ class ResentLetters:
             self._admin.dead_letters.list(group, where, newest_first=True)
         ) as letters:
             async for letter in letters:
-                if letter.id in known or len(found) == NEWEST:
+                if len(found) == NEWEST or (letter.id in known and not is_back):
                     break
                 found[letter.id] = _Letter.of(letter)
         newest = sorted((found | known).values(), key=lambda each: -each.trace.died_at)[:NEWEST]
         self._groups[group] = {each.trace.letter_id: each for each in newest}
+        self._bounds[group] = bounds
 
     async def _look_up(
         self, letters: Mapping[str, _Letter], totals: Mapping[str, int], most: int
     ) -> int:
-        """Look up to `most` letters up, those that have waited longest first; their number."""
+        """Look up at most `most` letters, those whose turn was longest ago first; their number."""
         due = [each for each in letters.values() if each.is_due(totals)]
         chosen = sorted(due, key=lambda each: (each.turn, -each.trace.died_at))[:most]
         for letter in chosen:
