@@ -222,7 +222,7 @@ async def test_nothing_is_shown_before_the_password_and_after_the_logout(locked,
 
 
 async def test_a_stream_ends_with_the_session(locked, monkeypatch):
-    monkeypatch.setattr(http, "_SILENCE", 0.05)
+    monkeypatch.setattr(http, "SILENCE", 0.05)
     await log_in(locked)
     listening = asyncio.create_task(locked.ask("GET", "/api/v1/events"))
     await until(lambda: locked.console.state.events.listeners == 1)

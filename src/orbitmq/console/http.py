@@ -435,7 +435,7 @@ MOST_LISTENERS = 200
 #: Events that a slow page may be behind before it misses some.
 _BEHIND = 64
 #: Seconds of silence before a comment keeps proxies from closing the connection.
-_SILENCE = 15.0
+SILENCE = 15.0
 
 
 class Events:
@@ -510,7 +510,7 @@ async def _kept_alive(
             while True:
                 if coming is None:
                     coming = asyncio.ensure_future(anext(events))
-                done, _ = await asyncio.wait((coming,), timeout=_SILENCE)
+                done, _ = await asyncio.wait((coming,), timeout=SILENCE)
                 if not is_allowed():
                     return
                 if not done:
