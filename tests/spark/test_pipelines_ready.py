@@ -11,12 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import judged
 from orbitmq.spark.pipelines import Run, archive, backfill, statistics, transform, triage
 from orbitmq.spark.pipelines.builtin import day
+from orbitmq.spark.pipelines.definition import PipelineRefused
 from orbitmq.spark.pipelines.run import StreamTarget, started
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.sparking import DEADLINE, until
@@ -156,6 +159,15 @@ def test_statistics_say_what_they_left_out(spark, orbit_cluster, tmp_path):
     to_the_end(query)
 
     assert StreamTarget(query, run).look().late == 1
+
+
+def test_a_table_is_shown_and_a_stream_without_a_sink_is_refused(spark, orbit_cluster, tmp_path):
+    run = run_in(spark, orbit_cluster, tmp_path)
+    table = spark.range(2)
+
+    assert started(table, run) == ([], table)
+    with pytest.raises(PipelineRefused, match="a stream without a sink"):
+        started(run.stream("orders"), run)
 
 
 def test_what_goes_back_is_counted_for_the_stream_that_gave_it(spark, orbit_cluster, tmp_path):

@@ -15,7 +15,8 @@ import pytest
 
 from orbitmq.spark import consume
 from orbitmq.spark.consolelink import ConsoleLink, QueryReport
-from orbitmq.spark.health import report_queries
+from orbitmq.spark.consuming.progress import Settled
+from orbitmq.spark.health import QueryReports, SentBackCounts, report_queries
 from orbitmq.spark.pipelines.run import Run, started
 from tests.support.command import Started
 from tests.support.filling import fill, numbered
@@ -250,6 +251,33 @@ def test_the_end_of_a_query_is_reported_also_when_spark_tells_of_it_late(console
     reports.stop()
 
     assert console.taken[-1][2]["state"] == "stopped"
+
+
+def test_rows_that_a_query_sends_back_are_in_its_reports():
+    link: Any = SimpleNamespace(watched={}, news=lambda: None, stop=lambda: None)
+    link.watch = link.watched.__setitem__
+    counts = SentBackCounts()
+    reports = QueryReports(SimpleNamespace(), link, {}, counts)  # type: ignore[arg-type]
+    event: Any = SimpleNamespace(id="1", runId="2", name="billing")
+    progress: Any = SimpleNamespace(
+        id="1",
+        batchId=0,
+        numInputRows=15,
+        durationMs={},
+        processedRowsPerSecond=float("nan"),
+        inputRowsPerSecond=1.0,
+        sources=[],
+    )
+
+    reports.onQueryStarted(event)
+    counts.add("1", Settled(retried=9, dead=3))
+    reports.onQueryProgress(SimpleNamespace(progress=progress))  # type: ignore[arg-type]
+    failing = link.watched["billing"]()
+    reports.onQueryIdle(event)
+
+    assert (failing.state, failing.failed_share, failing.rows_per_second) == ("failing", 0.8, None)
+    assert (failing.done, failing.retried, failing.dead) == (3, 9, 3)
+    assert link.watched["billing"]().state == "failing"
 
 
 def test_a_refused_report_says_so_once_and_shows_no_token(console, caplog):

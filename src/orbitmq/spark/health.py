@@ -100,7 +100,7 @@ class _Query:
 class QueryReports(StreamingQueryListener):
     """The last report of each query of a session.
 
-    Spark's events come on one thread; the link reads a query's newest report on another.
+    A query's report is replaced as a whole, and read by the link on a thread of its own.
     """
 
     def __init__(

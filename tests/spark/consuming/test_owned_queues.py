@@ -278,6 +278,27 @@ async def test_a_reset_of_a_queue_that_no_task_pulls_is_followed(bench, monkeypa
     assert await pending_reset(bench.engine, "billing", QUEUE, 100, keep=True) is None
 
 
+@pytest.mark.parametrize("committed", [40, 90])
+async def test_an_offset_that_another_client_commits_is_replaced_if_it_stays(
+    bench, monkeypatch, caplog, committed
+):
+    """It may be a lost commit; or that of the next owner, which is left alone at first."""
+    monkeypatch.setattr("orbitmq.spark.consuming.queues.COMPARE_EVERY", 0.0)
+    queues = bench.queues()
+    bench.own(queues)
+    await queues.settle(await queues.plan(60), finished(60))
+    await queues.settle(await queues.plan(100), [])
+
+    bench.progress.kept[QUEUE] = committed
+    await queues.settle(await queues.plan(100), [])
+    at_first = bench.progress.kept[QUEUE]
+    following = await queues.plan(100)
+
+    assert ranges(following) == [(60, 100)]
+    assert (at_first, bench.progress.kept[QUEUE]) == (committed, 60)
+    assert caplog.text.count("another client commits") == 1
+
+
 async def test_a_reset_of_a_lost_queue_is_left_to_its_next_owner(bench):
     queues = bench.queues()
     owned = bench.own(queues, at=10)

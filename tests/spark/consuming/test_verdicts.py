@@ -35,6 +35,7 @@ from orbitmq.spark.consuming.verdicts import (
     check_columns,
     messages_of,
 )
+from orbitmq.spark.consuming.worker import send_back_clients
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, make_topic, numbered
 from tests.support.sparking import DEADLINE, numbers, read, stream, until
@@ -647,3 +648,43 @@ def test_what_is_dead_is_counted_by_the_limit_of_the_group(
         retried,
     )
     assert len(orbit_cluster.messages("%DLQ%billing")) == dead
+
+
+class Rows(SimpleNamespace):
+    """A DataFrame of failed rows whose step of a job runs here."""
+
+    def __getitem__(self, _: str) -> Any:
+        return SimpleNamespace(eqNullSafe=lambda _: False)
+
+    def where(self, _: object) -> Rows:
+        return self
+
+    def select(self, *_: str) -> Rows:
+        return self
+
+    def mapInArrow(self, send: Any, _schema: str) -> Any:  # noqa: N802  # Spark's name
+        found = [row for batch in send(iter([self.batch])) for row in batch.to_pylist()]
+        return SimpleNamespace(collect=lambda: [SimpleNamespace(**row) for row in found])
+
+
+def test_failed_rows_go_back_as_the_broker_has_them(orbit_cluster):
+    make_topic(orbit_cluster, "orders", 3)
+    names = {"outcome": pa.array(["retry", "dead", "dead"]), "error": pa.array(["no"] * 3)}
+    columns = frame(outcome=types.StringType(), error=types.StringType())
+    rows: Any = Rows(
+        batch=places(3, **names),
+        columns=columns.columns,
+        schema=columns.schema,
+        _explain_string=lambda mode: "",
+    )
+
+    try:
+        settled = settle(rows, "billing", name_server=orbit_cluster.name_server)
+    finally:
+        send_back_clients.clear()
+
+    assert settled == Settled(retried=1, dead=2)
+    letters = orbit_cluster.messages("%DLQ%billing")
+    # The rows have another body.
+    assert sorted(bytes(each.body) for each in letters) == [b"1", b"2"]
+    assert {each.properties["DLQ_REASON"] for each in letters} == {"no"}

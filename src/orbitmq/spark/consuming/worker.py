@@ -587,18 +587,18 @@ def _behind(unfinished: Sequence[int], given: int) -> tuple[int, ...]:
 
 # Kept between tasks, so that what a handler made once (a database client, say) is there again.
 
-_workers: Final[WorkerCache[Worker]] = WorkerCache(lambda worker: worker.stop())
-_send_back_clients: Final[WorkerCache[SendBackClient]] = WorkerCache(lambda client: client.stop())
+workers: Final[WorkerCache[Worker]] = WorkerCache(lambda worker: worker.stop())
+send_back_clients: Final[WorkerCache[SendBackClient]] = WorkerCache(lambda client: client.stop())
 
 
 def worker_for(packed: PackedDefinition) -> Worker:
     """The consumer of this process for a pipeline."""
 
-    return _workers.get(packed.digest, lambda: started(Worker(packed.unpack())))
+    return workers.get(packed.digest, lambda: started(Worker(packed.unpack())))
 
 
 def send_back_client(access: RangeAccess, group: str, max_retries: int | None) -> SendBackClient:
     """The client of this process that sends failed messages of a group back."""
 
     key = (access, group, max_retries)
-    return _send_back_clients.get(key, lambda: started(SendBackClient(*key)))
+    return send_back_clients.get(key, lambda: started(SendBackClient(*key)))
