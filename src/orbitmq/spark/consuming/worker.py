@@ -525,7 +525,9 @@ class TaskRun:
         reached = owned.window.commit_offset
         left = self._left(work)
         tally = self._returns.tally(whole)
-        retried, dead, held, kept = (tally.results[each] for each in SendBackResult)
+        results = tally.results
+        retried, dead = results[SendBackResult.RETRIED], results[SendBackResult.DEAD]
+        held, kept = results[SendBackResult.HELD], results[SendBackResult.KEPT]
         problems = self._consumption.problems[owned]
         return PieceReport(
             place=work.place,
