@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Sequence
+from contextvars import copy_context
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_nothing_is_left_of_a_handler_that_failed():
     call = HandlerCall(
         bind_handler(fail, group=GROUP), OwnedQueue(QUEUE, 0, now=0.0), [received()], time.monotonic
     )
-    call.run()
+    call.run_in(copy_context())
     assert call.outcome is not None
     assert call.outcome.failure is not None
 

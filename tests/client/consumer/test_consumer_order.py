@@ -23,7 +23,7 @@ from tests.support.consumers import (
     send,
     until_owned,
 )
-from tests.support.consuming import DEADLINE, until, until_at_least
+from tests.support.consuming import DEADLINE, until
 
 
 @pytest.fixture
@@ -59,30 +59,6 @@ async def produce(cluster: AsyncEmbeddedCluster, count: int) -> None:
     async with producer_of(cluster) as producer:
         for number in range(count):
             await producer.send("orders", str(number), key=str(number % 4))
-
-
-async def test_each_queue_is_consumed_in_order_while_members_come_and_go(cluster):
-    group, record = new_group(), Recorder()
-    stays = consumer_of(cluster, group, ordered=True)
-    stays.on("orders")(record)
-    async with stays:
-        producing = asyncio.create_task(produce(cluster, 1200))
-        for step in range(1, 4):
-            guest = consumer_of(cluster, group, ordered=True)
-            guest.on("orders")(record)
-            async with guest:
-                await until_owned(guest, 2)
-                await until_at_least(lambda: record.count, 200 * step)
-        await producing
-        await until(lambda: record.count >= 1200)
-
-    assert record.overlaps == 0
-    stored = {queue_id: list(range(broker_end(cluster, queue_id))) for queue_id in range(4)}
-    assert record.seen == {at: offsets for at, offsets in stored.items() if offsets}
-
-
-def broker_end(cluster: AsyncEmbeddedCluster, queue_id: int) -> int:
-    return cluster.brokers[0].parts.store.max_offset("orders", queue_id)
 
 
 @pytest.mark.feature("E9")

@@ -108,7 +108,7 @@ def test_a_handler_is_known_by_its_signature(function, name, batch_size, is_asyn
         (bind_handler, generator, "generator has a `yield`"),
         (bind_handler, functools.partial(async_generator), "has a `yield`"),
         (functools.partial(bind_handler, batch_size=0), many, "batch_size must be .*1 to 1024"),
-        (functools.partial(bind_handler, batch_size="3"), many, "batch_size must be .*1 to 1024"),
+        (functools.partial(bind_handler, batch_size=1025), many, "batch_size must be .*1 to 1024"),
     ],
 )
 def test_a_function_that_would_fail_with_every_message_is_refused(bind, function, words):

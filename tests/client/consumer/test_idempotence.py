@@ -275,7 +275,7 @@ async def test_a_handler_may_take_longer_than_the_lease(time, is_async):
         assert await asyncio.to_thread(entered.wait, DEADLINE)
         for _ in range(3):
             time.now += 0.2
-            await until(lambda now=time.now: store.renewed_at == now)
+            await until(lambda: store.renewed_at == time.now)
         assert store.claim(key, time.now, lease=1) is Claim.BUSY
     finally:
         opened.set()

@@ -110,8 +110,8 @@ def test_the_first_middleware_is_the_outermost(is_async):
         (lambda _: False, None, 0, False),
         (lambda _: RETRY, None, 0, False),
         (raising(ValueError("no")), None, 0, True),
-        (raising(AssertionError), Raising(Retry(level=4), "before"), 4, True),
-        (raising(AssertionError), Raising(DeadLetter("bad"), "before"), DEAD, True),
+        (raising(AssertionError()), Raising(Retry(level=4), "before"), 4, True),
+        (raising(AssertionError()), Raising(DeadLetter("bad"), "before"), DEAD, True),
         (lambda _: None, Raising(OSError("x"), "after"), 0, True),
     ],
 )
@@ -132,7 +132,11 @@ def test_a_failure_reaches_the_middleware_around_it(is_async, function, inner, l
     [
         (raising(OSError("no")), [], None),
         (lambda _: None, [Raising(OSError("no"), "after")], None),
-        (raising(AssertionError), [Raising(OSError("no"), "before")], "the handler was not called"),
+        (
+            raising(AssertionError()),
+            [Raising(OSError("no"), "before")],
+            "the handler was not called",
+        ),
     ],
     ids=["of the handler", "after it", "before it"],
 )
@@ -386,7 +390,8 @@ def test_a_time_limit_works_in_a_fork_of_a_process_that_has_used_it():
 def test_a_time_limit_is_positive_and_can_be_pickled():
     assert repr(pickle.loads(pickle.dumps(TimeLimit(0.05)))) == "TimeLimit(0.05)"  # noqa: S301
 
-    for wrong in (0, -1, "1s"):
+    wrongs: tuple[Any, ...] = (0, -1, "1s")
+    for wrong in wrongs:
         with pytest.raises(SettingError, match=r"TimeLimit\.limit"):
             TimeLimit(wrong)
 

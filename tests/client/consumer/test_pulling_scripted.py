@@ -337,7 +337,7 @@ async def test_an_answer_that_comes_after_the_queue_was_given_up_is_ignored(stat
 
 
 #: The pull of a queue goes on after each of these, with the counts of delays that follow it.
-TRANSIENT = {
+TRANSIENT: dict[str, tuple[list[Found | int], dict[PullDelay, int]]] = {
     "errors": ([int(ResponseCode.SYSTEM_ERROR)] * 30, {PullDelay.REFUSED: 30}),
     "busy": ([int(ResponseCode.FLOW_CONTROL)], {PullDelay.BROKER_BUSY: 1}),
     "sent away": ([int(ResponseCode.GO_AWAY)], {}),

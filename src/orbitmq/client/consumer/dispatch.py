@@ -216,14 +216,18 @@ class BaseConsumption(ABC):
             self._next(first, outcome, failure),
             failure.reason or "no reason given",
             exc_info=failure.error,
-            extra={
-                "group": self._group,
-                "queue": str(owned.queue),
-                "offset": first.queue_offset,
-                "message_id": first.msg_id,
-                "attempt": first.attempt,
-            },
+            extra=self._fields(first),
         )
+
+    def _fields(self, message: ReceivedMessage) -> dict[str, object]:
+        """What a line in the log says about a message."""
+        return {
+            "group": self._group,
+            "queue": str(message.queue),
+            "offset": message.queue_offset,
+            "message_id": message.msg_id,
+            "attempt": message.attempt,
+        }
 
     def _log_not_begun(self, owned: OwnedQueue, count: int, error: Exception) -> None:
         """Log that no worker could be started: the system has no thread left."""
@@ -246,12 +250,7 @@ class BaseConsumption(ABC):
             message.queue_offset,
             message.queue,
             exc_info=error,
-            extra={
-                "group": self._group,
-                "queue": str(message.queue),
-                "offset": message.queue_offset,
-                "message_id": message.msg_id,
-            },
+            extra=self._fields(message),
         )
 
 
@@ -987,12 +986,7 @@ class OrderlyConsumption(BaseConsumption):
                 message.queue_offset,
                 message.queue,
                 failure.reason or "no reason given",
-                extra={
-                    "group": self._group,
-                    "queue": str(message.queue),
-                    "offset": message.queue_offset,
-                    "message_id": message.msg_id,
-                },
+                extra=self._fields(message),
             )
             return True
         try:

@@ -226,14 +226,14 @@ class Puller:
             return longest
         return min(longest, _UNSETTLED_HOLD)
 
-    def at_end(self, wanted: Subscription) -> None:
-        """A queue has no further match for now: check whether its topic has any."""
-        if all(
-            owned.max_offset is not None and owned.next_offset >= owned.max_offset
+    def is_read(self, topic: str) -> bool:
+        """Whether all queues of a topic were read to their ends."""
+        return all(
+            # A queue that was never answered is empty: its pull is being held.
+            owned.max_offset is None or owned.next_offset >= owned.max_offset
             for owned in self._pulls
-            if owned.queue.topic == wanted.topic
-        ):
-            self.filtered.all_read(wanted)
+            if owned.queue.topic == topic
+        )
 
     def correct(self, owned: OwnedQueue, *, is_reset: bool = False, has_lost: bool = False) -> None:
         """Commit the offset of a queue that was dropped, and begin the queue again.
@@ -782,7 +782,7 @@ class QueuePull:
             self._subscription, wanted, max(0, pulled.next_offset - pulled.offset - wanted)
         )
         if not wanted and pulled.next_offset >= pulled.max_offset:
-            self._puller.at_end(self._subscription)
+            self._puller.filtered.at_end(self._subscription.topic, self._puller.is_read)
 
     def note_found(self) -> None:
         """Count the messages that were found, once their handlers have them."""

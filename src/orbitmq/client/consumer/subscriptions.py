@@ -7,6 +7,7 @@ before, also when the clock is set back.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -204,6 +205,10 @@ async def _check(engine: Engine, group: str, subscription: Subscription) -> None
 # ---- subscriptions that match nothing
 
 
+#: Seconds before a subscription is logged as unmatched: other queues may be about to answer.
+_MOMENT = 1.0
+
+
 class UnmatchedFilters:
     """Finds subscriptions that have matched no message so far, which may be a typing error."""
 
@@ -212,6 +217,8 @@ class UnmatchedFilters:
         #: By topic: the subscription and how many messages were filtered out; None after a match.
         self._passed: dict[str, tuple[Subscription, int | None]] = {}
         self._outages = LogOncePerOutage(log)
+        #: Topics that are looked at soon.
+        self._looks: set[str] = set()
 
     def note(self, wanted: Subscription, matched: int, passed: int) -> None:
         """Count the result of a pull."""
@@ -230,21 +237,29 @@ class UnmatchedFilters:
         is_known = passed is None or self._outages.is_failing(wanted.topic)
         return is_known and known.is_same_filter(wanted)
 
-    def all_read(self, wanted: Subscription) -> None:
-        """All queues of a topic were read to their ends: log once if nothing has matched."""
-        passed = self._passed.get(wanted.topic, (wanted, None))[1]
-        if not passed or self._outages.is_failing(wanted.topic):
+    def at_end(self, topic: str, is_read: Callable[[str], bool]) -> None:
+        """A queue has no further match for now: check soon whether its topic has any."""
+        if topic not in self._looks and self._passed[topic][1]:
+            self._looks.add(topic)
+            asyncio.get_running_loop().call_later(_MOMENT, self._look, topic, is_read)
+
+    def _look(self, topic: str, is_read: Callable[[str], bool]) -> None:
+        """Log once that nothing has matched, if all queues of the topic were read."""
+        self._looks.discard(topic)
+        if topic not in self._passed or self._outages.is_failing(topic) or not is_read(topic):
             return
-        self._outages.failed(
-            wanted.topic,
-            "group %s gets nothing of %s so far: of %d messages none has matched the %s %r; check "
-            "how they are written, or wait for such messages",
-            self._group,
-            wanted.topic,
-            passed,
-            "tags" if wanted.is_by_tags else "condition",
-            wanted.expression,
-        )
+        wanted, passed = self._passed[topic]
+        if passed:
+            self._outages.failed(
+                topic,
+                "group %s gets nothing of %s so far: of %d messages none has matched the %s %r; "
+                "check how they are written, or wait for such messages",
+                self._group,
+                topic,
+                passed,
+                "tags" if wanted.is_by_tags else "condition",
+                wanted.expression,
+            )
 
     def forget(self, topic: str) -> None:
         """A queue is read from elsewhere, or no queue is left: count from the beginning."""

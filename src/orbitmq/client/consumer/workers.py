@@ -24,7 +24,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
@@ -67,23 +67,6 @@ class Job(Protocol):
 
 
 Finished: TypeAlias = Callable[[list[Any]], None]
-
-
-class Workers(Protocol):
-    """Runs jobs, and reports finished ones on the event loop."""
-
-    @property
-    def size(self) -> int:
-        """The largest number of jobs at the same time."""
-
-    def submit(self, job: Job, /) -> None:
-        """Run a job; called on the loop."""
-
-    def resize(self, size: int) -> None:
-        """Change the number of workers."""
-
-    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
-        """Begin nothing more and wait for running jobs; returns how many still run."""
 
 
 class ThreadWorkers:
@@ -156,6 +139,7 @@ class ThreadWorkers:
             raise
 
     async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
+        """Begin nothing more and wait for running jobs; returns how many still run."""
         self._is_stopping = True
         self.resize(0)
         deadline = self._loop.time() + timeout
@@ -294,6 +278,7 @@ class TaskWorkers:
             self._wake_one()
 
     async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
+        """Begin nothing more and wait for running jobs; returns how many were cancelled."""
         self._is_stopping = True
         self._size = 0
         self._jobs.clear()
@@ -477,7 +462,7 @@ class WorkerPool:
         """Run calls."""
         self.workers_for(job.is_async).submit(job)
 
-    def workers_for(self, is_async: bool) -> Workers:
+    def workers_for(self, is_async: bool) -> ThreadWorkers | TaskWorkers:
         """The workers for one kind of handler; started with their first call."""
         if is_async:
             if self._tasks is None:
@@ -565,10 +550,6 @@ class Call(msgspec.Struct, eq=False):
     outcome: Outcome | None = None
     #: It timed out: its messages are delivered again, whatever its outcome.
     is_given_up: bool = False
-
-    def run(self) -> None:
-        """Run outside of the workers."""
-        self.run_in(copy_context())
 
     def run_in(self, context: Context) -> bool:
         monotonic, owned = self.monotonic, self.owned
