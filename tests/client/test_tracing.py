@@ -240,6 +240,19 @@ async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(recorder, 
     assert len(set(traces.values())) == 10
 
 
+def test_a_handler_that_answers_no_has_failed_in_a_trace_of_its_own(recorder, cluster):
+    consumer = billing(cluster, recorder)
+    consumer.on("orders")(lambda message: False)
+
+    cluster.send("orders", b"one")
+    with consumer:
+        until(lambda: recorder.named("process orders"), "the span")
+
+    (process,) = recorder.spans
+    assert process.status.status_code is StatusCode.ERROR
+    assert process.parent is None
+
+
 def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(recorder, cluster):
     with shop(cluster, recorder.tracing) as producer:
         producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])

@@ -306,9 +306,11 @@ async def test_a_drain_waits_for_running_calls_and_begins_nothing(ordered):
         owned = bench.own(messages(6))
         await until(lambda: gate.entered == [0])
         assert not await bench.consumption.drain(owned, 0.02)
+        assert bench.consumption.in_hand(owned) == 1
         draining = asyncio.create_task(bench.consumption.drain(owned, DEADLINE))
         gate.open()
         assert await draining
+        assert bench.consumption.in_hand(owned) == 0
         bench.feed(owned, messages(3, start=6))
         assert await bench.consumption.drain(owned, 0)
         assert bench.position(owned) == 1
@@ -328,6 +330,17 @@ async def test_a_drain_waits_for_what_is_being_sent_back(ordered):
 
 
 # ---- calls that take too long
+
+
+async def test_the_result_of_a_late_call_does_not_count():
+    gate = Gate(ValueError("late"))
+    async with consuming(gate, timeout=0.5) as bench:
+        owned = bench.own(messages(1))
+        await until(lambda: bench.position(owned) == 1)
+        gate.open()
+        await until(lambda: owned.running == 0)
+
+    assert bench.sent_back.offsets == [0], "it went back twice"
 
 
 async def test_calls_that_wait_for_a_worker_are_not_late():

@@ -85,6 +85,35 @@ async def test_a_pull_with_a_filter_is_held_briefly_until_something_has_matched(
     assert [pull.suspend_timeout_millis for pull in broker.pulls] == [3000, 15_000]
 
 
+async def test_a_filter_that_has_matched_nothing_is_reported_when_all_was_read():
+    unmatched = Found(3, code=ResponseCode.PULL_RETRY_IMMEDIATELY, max_offset=3)
+    matched = Found(4, record(3, properties=encode_properties({TAGS: "paid"})), max_offset=4)
+    async with scripted(Sequence(unmatched), Subscription.by_tags(TOPIC, "paid")) as (
+        broker,
+        member,
+    ):
+        member.own(QUEUE)
+        await until(lambda: member.puller.troubles, DEADLINE)
+        (trouble,) = member.puller.troubles
+        broker.answer_held(matched)
+        await until(lambda: member.taker.messages, DEADLINE)
+
+        assert "of 3 messages none has matched the tags 'paid'" in trouble
+        assert member.puller.troubles == ()
+
+
+async def test_a_broker_without_a_route_is_looked_for_and_tried_again():
+    async with scripted(hold) as (broker, member):
+        elsewhere = Queue(TOPIC, "broker-z", 0)
+        before = broker.routes_asked
+        member.own(elsewhere)
+
+        await until(
+            lambda: member.puller.counts().get((elsewhere, PullDelay.NO_BROKER), 0) > 2, DEADLINE
+        )
+        await until(lambda: broker.routes_asked > before, DEADLINE)
+
+
 @pytest.mark.feature("B13")
 async def test_a_pull_carries_the_version_of_the_subscription_and_its_text_if_so_set():
     async with ScriptedBroker(hold) as broker:

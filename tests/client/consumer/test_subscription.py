@@ -17,6 +17,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
+from orbitmq.errors import OrbitError
 from orbitmq.filter import InvalidFilter
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -79,6 +80,19 @@ def test_a_later_subscription_replaces_the_earlier_one_and_has_a_higher_version(
     assert second.version == first.version + 1
     assert subscriptions.topics == ("orders",)
     assert subscriptions.get("orders") == second
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Subscription.by_tags("or ders"), "a topic may consist of"),
+        (lambda: Subscription.by_tags("orders", "||"), "needs a tag"),
+        (lambda: Subscription.by_sql("orders", "  "), "text that is not empty"),
+    ],
+)
+def test_a_subscription_that_cannot_be_is_refused(make, words):
+    with pytest.raises(OrbitError, match=words):
+        make()
 
 
 def test_a_condition_with_a_fault_is_refused_with_its_place():
