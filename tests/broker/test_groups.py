@@ -368,31 +368,6 @@ def test_a_connection_has_limited_room_for_its_groups():
     assert consumers.within_room("one", data(group="new")) is not None
 
 
-def test_short_heartbeats_refer_to_the_last_full_one():
-    consumers = ConsumerTable()
-
-    def beat(*subscriptions, fingerprint, now, is_short=False):
-        return consumers.heartbeat(
-            "one",
-            ONE,
-            data(*subscriptions),
-            now=now,
-            fingerprint=fingerprint,
-            without_subscriptions=is_short,
-        )
-
-    results = [
-        beat(fingerprint=7, now=0.0, is_short=True),  # after a restart of the broker
-        beat(wants("T"), fingerprint=7, now=1.0),
-        beat(fingerprint=7, now=100.0, is_short=True),
-        beat(fingerprint=8, now=101.0, is_short=True),
-    ]
-
-    assert [each.wants_subscriptions for each in results] == [True, False, False, True]
-    assert set(consumers.subscriptions("g")) == {"T"}
-    assert consumers.expire(CLIENT_LIFE + 50.0) == ((), ())
-
-
 def test_the_subscription_of_a_pull_counts_for_a_while_where_no_heartbeat_names_one():
     consumers = ConsumerTable()
     consumers.compensate("g", wants("T", "pull", 99), now=0.0)
@@ -409,29 +384,6 @@ def test_the_subscription_of_a_pull_counts_for_a_while_where_no_heartbeat_names_
     assert consumers.subscription("g", "T") is not None
     consumers.expire(COMPENSATION_LIFE + 0.1)
     assert consumers.subscription("g", "T") is None
-
-
-def test_the_lists_show_every_connection():
-    consumers = ConsumerTable()
-    change(consumers, ONE, data(wants("T")))
-    consumers.heartbeat("second connection", ONE, data(wants("T")), now=1.0)
-    change(consumers, TWO, data(wants("T")))
-
-    ids, connections = consumers.consumer_list("g"), consumers.connections("g")
-
-    assert ids is not None
-    assert ids.consumer_id_list == ("one", "one", "two")
-    assert connections is not None
-    assert [(each.client_addr, each.language) for each in connections.connection_set] == [
-        ("10.0.0.1:1", LanguageName.JAVA),
-        ("10.0.0.1:1", LanguageName.JAVA),
-        ("10.0.0.2:2", LanguageName.CPP),
-    ]
-    assert connections.consume_type is ConsumeType.CONSUME_PASSIVELY
-    assert connections.message_model is MessageModel.CLUSTERING
-    assert connections.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-    assert connections.subscription_table == {"T": wants("T")}
-    assert consumers.connections("h") is None
 
 
 JAVA_HEARTBEAT = (

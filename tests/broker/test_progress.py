@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -178,29 +178,6 @@ def test_a_reset_is_answered_to_queries_and_swallows_commits_until_a_pull_takes_
     progress.reads_elsewhere("T", "g", 0)
     progress.reads_elsewhere("T", "unknown", 0)
     assert commit(progress, 91) is CommitOutcome.STORED
-
-
-@pytest.mark.parametrize("way", [CommitSource.PULL, CommitSource.REPORT])
-def test_what_members_had_before_a_reset_does_not_undo_it_after_it_was_taken(way):
-    progress = table()
-    commit(progress, 100)
-    progress.reset("T", "g", 0, 20)
-    progress.take_reset("T", "g", 0)
-
-    at_first = commit(progress, 100, way=way)
-    progress.note_pull("T", "g", 0, 52)
-    outcomes = [commit(progress, offset, way=way) for offset in (100, 53, 52)]
-    progress.note_pull("T", "g", 0, 40)
-    progress.note_pull("T", "g", 0, 101)
-
-    assert at_first is CommitOutcome.BEFORE_RESET
-    assert outcomes == [
-        CommitOutcome.BEFORE_RESET,
-        CommitOutcome.BEFORE_RESET,
-        CommitOutcome.STORED,
-    ]
-    assert progress.query("T", "g", 0) == 52
-    assert commit(progress, 101, way=way) is CommitOutcome.STORED
 
 
 def test_a_reset_survives_a_restart_as_progress():
@@ -414,22 +391,6 @@ def test_progress_beyond_the_end_of_its_queue_is_moved_back_and_told(caplog):
     assert "T@g queue 0: 10 -> 5, %RETRY%g@g queue 0: 3 -> 0" in told
 
 
-def test_progress_of_queues_that_never_existed_is_dropped_with_what_it_leaves_behind():
-    progress = table()
-    progress.load(
-        ProgressFile(offset_table={"T@g": {0: 5, -1: 3, 77: 0}, "T@h": {99: 9}, "U@g": {0: -5}})
-    )
-    saved = progress.revision
-
-    dropped = progress.prune(lambda _topic, queue: 0 <= queue < 4)
-
-    assert dropped == 4
-    assert progress.offsets("T", "g") == {0: 5}
-    assert progress.groups_of("T") == {"g"}
-    assert progress.topics_of("g") == {"T"}
-    assert progress.revision > saved
-
-
 # Against a model.
 
 topics = st.sampled_from(("T", "U", "%RETRY%g"))
@@ -569,21 +530,6 @@ class ProgressModel(RuleBasedStateMachine):
 
 ProgressModel.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestProgressModel = ProgressModel.TestCase
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(("T@g", "U@g", "T@h")),
-        st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), min_size=1),
-    )
-)
-def test_the_file_brings_back_what_was_written(entries):
-    progress = table()
-    progress.load(ProgressFile(offset_table=entries))
-
-    again = decode_body(ProgressFile, encode_progress(progress.file(wall=WALL, log_end=0)))
-
-    assert again.offset_table == entries
 
 
 # Requests about offsets.

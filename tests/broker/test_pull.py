@@ -799,22 +799,6 @@ async def test_a_consumer_that_is_where_a_reset_wants_it_is_not_stopped(
     assert broker.parts.progress.stored("orders", GROUP, 0) == reset
 
 
-async def test_a_consumer_that_is_sent_back_may_report_that_it_went(broker, open_client):
-    """Its report is lower than what another member has told a moment ago."""
-    owner, other = await open_client(broker), await open_client(broker)
-    await fill(owner, 3)
-    await owner.report("orders", 50)
-
-    moved = await other.pull("orders", 0, 50)
-    other.connection.notify(
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        extra={"consumerGroup": GROUP, "topic": "orders", "queueId": "0", "commitOffset": "3"},
-    )
-
-    assert moved.ext_fields["nextBeginOffset"] == "3"
-    assert (await other.query("orders")).ext_fields["offset"] == "3"
-
-
 # The way of the messages.
 
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as with_changes
 
 from orbitmq.broker.broker import Broker, Parts
-from orbitmq.broker.errors import PutResult, PutStatus, Refused
 from orbitmq.broker.settings import ReplySettings, SendSettings
-from orbitmq.broker.writes import BatchPlace, Draft, SendAnswers, Stage
+from orbitmq.broker.writes import BatchPlace, SendAnswers
 from orbitmq.clock import milliseconds
 from orbitmq.message.ids import decode_unique_id
 from orbitmq.message.properties import encode_properties
@@ -29,10 +28,18 @@ from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
 from orbitmq.wire.command import Command, command_pieces, decode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers import PushReplyRequest, SendMessageResponse
-from tests.support.broker import GROUP, SMALL_STORE, bodies_in, messages_in, send_header, until
+from tests.support.broker import (
+    GROUP,
+    SMALL_STORE,
+    RawClient,
+    bodies_in,
+    messages_in,
+    send_header,
+    until,
+)
 from tests.support.delivery import AskedProducer, hand_broker, send_back
 from tests.support.slowdisk import GatedFiles
-from tests.support.store import FailingFiles
+from tests.support.store import FailingFiles, HandClock
 
 CODES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)
 
@@ -73,6 +80,25 @@ async def test_a_message_is_stored_and_its_place_is_answered(broker, client, cod
         "TRACE_ON": "true",
         "CLUSTER": "DefaultCluster",
     }
+
+
+class TickingClock(HandClock):
+    """A clock for which a millisecond passes with every look."""
+
+    def now(self) -> float:
+        self.advance(0.001)
+        return self.time
+
+
+async def test_a_message_is_not_stored_before_another_connection_has_sent_it(tmp_path):
+    """What several connections bring in one step of the loop is written together."""
+    async with hand_broker(tmp_path, TickingClock()) as (broker, first):
+        second = await RawClient.open(broker.broker)
+        await asyncio.gather(first.stored("orders"), second.stored("orders"))
+        await second.close()
+
+        earlier, later = broker.messages("orders")
+        assert earlier.store_ms < later.store_ms
 
 
 async def test_every_answer_has_strings_for_values(client):
@@ -387,34 +413,6 @@ async def test_a_message_of_a_group_that_consumes_in_order_is_a_dead_letter_at_o
 
 
 # Where else a message may go.
-
-
-async def test_a_transformation_changes_or_refuses_a_message(broker, client):
-    def refuse(draft):
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"too far in the future: {draft.topic}")
-
-    def park(draft):
-        draft.topic, draft.queue_id = "parked", 0
-        draft.recall_handle = "handle"
-
-    broker.parts.topics.ensure(TopicConfig(topic_name="parked"), now=0.0)
-    rules = broker.parts.writes.transformations
-    rules.add("NEVER\x01", Stage.DELAY_LEVEL, refuse)
-    rules.add("LATER\x01", Stage.HALF_MESSAGE, park)
-
-    parked = await client.stored("orders", b"later", queue_id=3, properties={"LATER": "1"})
-    plain = await client.stored("orders", b"now", queue_id=3)
-    both = await client.send("orders", properties={"NEVER": "1", "LATER": "1"})
-
-    # In the order of their stages.
-    assert (both.code, both.remark) == (
-        ResponseCode.MESSAGE_ILLEGAL,
-        "too far in the future: parked",
-    )
-    assert (parked.queue_id, parked.queue_offset, parked.recall_handle) == (3, 0, "handle")
-    assert (plain.queue_offset, plain.recall_handle) == (0, None)
-    assert bodies_in(await client.pull("parked")) == [b"later"]
-    assert bodies_in(await client.pull("orders", 3)) == [b"now"]
 
 
 # When the store cannot.
@@ -923,21 +921,3 @@ async def test_a_stop_answers_sends_that_wait_for_the_disk(start, open_client, d
     await stopping
 
     assert (await waiting).queue_offset == 0
-
-
-async def test_a_message_of_the_broker_itself_waits_like_any_other(start, disk):
-    broker = await start(flush_timeout=0.05)
-    results: list[PutResult] = []
-    disk.gate.clear()
-
-    broker.parts.writes.put(_draft("own"), results.append)
-    broker.parts.writes.put(_draft("hasty", waits=False), results.append)
-    await until(lambda: len(results) == 2)
-
-    assert [result.status for result in results] == [PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT]
-    assert all(result.status.is_stored for result in results)
-    assert [result.queue_offset for result in results] == [0, 0]
-
-
-def _draft(topic: str, **fields: Any) -> Draft:
-    return Draft(topic, 0, b"body", b"", 1_700_000_000_000, pack_host("127.0.0.1", 1), **fields)

@@ -5,7 +5,7 @@ read again, including its sender's permissions, but it is neither held nor commi
 messages are sent from the mapped log.
 
 A pull whose filter reads properties is processed in parts, in turns with others (`Pacing`), and
-starts again if its topic or filter has changed since the last part.
+is answered without messages if its topic or filter has changed since the last part.
 """
 
 from __future__ import annotations
@@ -150,28 +150,21 @@ class PullHandler:
             connection.reply(request, answer)
 
     def _first(
-        self,
-        connection: Connection,
-        request: Command,
-        *,
-        is_its_turn: bool = False,
-        before: _Begun | None = None,
+        self, connection: Connection, request: Command, *, is_its_turn: bool = False
     ) -> Result:
-        """Process a pull; `before`: after it has committed, and perhaps was held."""
+        """Process a pull."""
         began = self._monotonic()
         header = request.header(PullMessageRequest)
         try:
             group, topic, wanted, _ = self._checks.passed(connection, request, header, began)
         except CompileLater:
-            return self._later(connection, request, before)
+            return self._later(connection, request)
         except Refused as refused:
             return self._refused(request, refused)
-        was_held = before is not None and before.was_held
         if self._pacing.is_judging and not is_its_turn and wanted.needs_properties:
             return self._later(connection, request)
         if (
             header.sys_flag & _COMMIT
-            and before is None
             # A client's offset may be beyond the end after messages were lost.
             and header.commit_offset <= self._max_offset(header.topic, header.queue_id)
         ):
@@ -188,12 +181,11 @@ class PullHandler:
         judge = judgements(wanted)
         code, remark, result = self._look(header, header.queue_offset, wanted, judge)
         if result.rest is not None:
-            begun = _Begun(began, header, result, topic, wanted, judge, was_held)
+            begun = _Begun(began, header, result, topic, wanted, judge)
             return self._later(connection, request, begun)
         if (
             code == NOT_FOUND
             and header.sys_flag & _SUSPEND
-            and not was_held
             and result.next_offset == header.queue_offset
             and (seconds := self._seconds(request, header)) > 0
         ):
@@ -204,7 +196,7 @@ class PullHandler:
             return self._refused(request, SystemBusy())
         answer = self._answer(request, header, group, topic, code, remark, result)
         self._count(header, result)
-        self._pulled(request.code, code, self._monotonic() - began, was_held=was_held)
+        self._pulled(request.code, code, self._monotonic() - began, was_held=False)
         return answer
 
     def _go_on(self, connection: Connection, request: Command, begun: _Begun) -> Result:
@@ -219,8 +211,9 @@ class PullHandler:
         except Refused as refused:
             return self._refused(request, refused)
         if topic is not begun.topic or wanted != begun.wanted:
-            # The result may have been deleted, or not be what is wanted now.
-            return self._first(connection, request, is_its_turn=True, before=begun)
+            # The result may have been deleted, or not be wanted any more: the client pulls again.
+            status, low, high = ReadStatus.NO_MATCHED_MESSAGE, result.min_offset, result.max_offset
+            result = ReadResult(status, header.queue_offset, low, high)
         if result.rest is not None:
             result.rest.go_on(begun.judge)
             self._pacing.judged(result.judged, begun.judge)
