@@ -683,7 +683,7 @@ def pull_of(
 ) -> HeldPull:
     request = Command.request(RequestCode.PULL_MESSAGE, opaque=1)
     header = pull_header(topic, queue_id, offset, consumer_group=group)
-    return HeldPull(connection or End(), request, header, parse_tags(tags))
+    return HeldPull(cast(Any, connection or End()), request, header, parse_tags(tags))
 
 
 def arrivals_of(*messages: tuple[int, int, str]) -> Any:

@@ -242,7 +242,7 @@ async def test_tags_are_judged_by_the_queue_and_sql_by_the_message(client, monke
         properties = {"TAGS": "ab"[number % 2], "price": str(number)}
         await client.stored("orders", b"%d" % number, properties=properties)
     read: list[int] = []
-    properties_of = reading.properties_of
+    properties_of = vars(reading)["properties_of"]
 
     def watched(record):
         read.append(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ class RawClient:
 
     def __init__(self, connection: Connection, notices: list[Command]) -> None:
         self.connection = connection
-        #: What the broker has told us without being asked.
+        #: Requests that the broker has sent.
         self.notices = notices
 
     @classmethod
@@ -159,7 +158,7 @@ class RawClient:
     def report_one_way(
         self, topic: str, offset: int, queue_id: int = 0, *, group: str = GROUP
     ) -> None:
-        """Report as members of Apache's clients do, who hear nothing of what became of it."""
+        """Report as members of Apache's clients do: without an answer."""
         header = UpdateConsumerOffsetRequest(
             consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
         )
@@ -219,7 +218,3 @@ def messages_in(answer: Command) -> list[StoredMessage]:
 
 def bodies_in(answer: Command) -> list[bytes]:
     return [bytes(message.body) for message in messages_in(answer)]
-
-
-def changed(settings: BrokerSettings, **changes: Any) -> BrokerSettings:
-    return replace(settings, **changes)
