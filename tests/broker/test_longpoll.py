@@ -539,6 +539,31 @@ async def test_closing_a_connection_drops_its_pulls(broker, open_client, orders)
     await asyncio.gather(*lost, return_exceptions=True)
 
 
+async def test_a_connection_with_few_pulls_displaces_those_of_connections_with_many(
+    start_broker, open_client
+):
+    broker = await start_broker(pull=PullSettings(held_requests=400, short_hold=0.05))
+    ensure(broker, "orders")
+    early: list[Command] = []
+    for each in [await open_client(broker) for _ in range(4)]:
+        submit(each, early, 300, consumer_group="greedy")
+    await until(lambda: len(early) == 800)
+    honest = await open_client(broker)
+
+    waiting = [begin(honest, "orders", queue) for queue in range(4)]
+    await until(lambda: len(early) == 804)
+    count = len(broker.parts.held)
+    await honest.stored("orders", b"for all", queue_id=3)
+    answer = await answer_of(waiting[3])
+
+    assert count == 400
+    assert {each.code for each in early} == {ResponseCode.PULL_NOT_FOUND}
+    assert bodies_in(answer) == [b"for all"]
+    assert [each.done() for each in waiting] == [False, False, False, True]
+    for pull in waiting[:3]:
+        pull.cancel()
+
+
 async def test_a_deferred_pull_gets_what_arrived_meanwhile(start_broker, open_client):
     broker = await start_broker(pull=PullSettings(held_per_connection=0, short_hold=0.3))
     ensure(broker, "orders")
