@@ -357,6 +357,7 @@ def test_a_connection_has_limited_room_for_its_groups():
     topics = [wants(f"T{number}", "a||b", number) for number in range(100)]
     many = consumers.within_room("two", data(*topics))
     repeated = consumers.within_room("one", data(wants("T"), group="g0"))
+    changed = consumers.within_room("one", data(wants("T", "A"), group="g0"))
     more = consumers.within_room("one", data(group="new"))
     consumers.leave("g0", "one")
 
@@ -365,6 +366,8 @@ def test_a_connection_has_limited_room_for_its_groups():
     assert 10 < len(many.subscription_data_set) < 20
     assert list(many.subscription_data_set) == topics[: len(many.subscription_data_set)]
     assert (repeated, more) == (noted[0], None)
+    # It takes the place of what the group said before.
+    assert changed == data(wants("T", "A"), group="g0")
     assert consumers.within_room("one", data(group="new")) is not None
 
 
