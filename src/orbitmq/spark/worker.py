@@ -74,7 +74,8 @@ def pyspark_features(version: str | None = None) -> PySparkFeatures:
         return known
     log.warning(
         "PySpark %s is not one of the versions that OrbitMQ knows (%s): its workers are left as "
-        "they are, and may print a traceback when Spark closes their connection",
+        "they are, and may print a traceback when Spark closes their connection; Ctrl-C "
+        "also ends Java, in the middle of a batch",
         version,
         ", ".join(_VERSIONS),
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F  # noqa: N812  # the name that everybody uses
 from pyspark.sql import types
 
 from orbitmq.client.admin.admin import Admin
@@ -262,6 +263,15 @@ def test_rows_that_nobody_takes_back_are_an_error(spark, orbit_cluster):
 
         with pytest.raises(ReturnFailed, match="1 failed message"):
             settle(rows, "billing", name_server=server)
+
+
+def test_texts_may_have_a_collation(spark, cluster, topic):
+    frame = read(spark, cluster, topic)
+    collated = frame.withColumn("tags", F.collate(F.lit("Paid"), "UTF8_LCASE"))
+
+    outcomes = process(collated, judging()).where("tags = 'paid'").select("outcome")
+
+    assert outcomes.columns == ["outcome"]
 
 
 def test_what_cannot_work_is_said_on_the_driver(spark, cluster, topic):

@@ -34,6 +34,7 @@ from orbitmq.spark.worker import analyzed_plan, release_checkpoint
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
     from orbitmq.client.consumer.handlers import HandlerFunction
 
@@ -370,19 +371,41 @@ def check_columns(frame: DataFrame, wanted: Sequence[str], *, optional: Sequence
             f"the DataFrame has no column {', '.join(missing)}; it must have those of the "
             f"rocketmq source: {', '.join(wanted)}"
         )
-    from pyspark.sql.types import IntegralType, StringType, TimestampType  # noqa: PLC0415
+    from pyspark.sql.types import StringType  # noqa: PLC0415  # only where Spark is
 
-    from orbitmq.spark.source import COLUMNS, is_same  # noqa: PLC0415  # only where Spark is
+    from orbitmq.spark.source import COLUMNS  # noqa: PLC0415  # only where Spark is
 
     for column in frame.schema.fields:
         if column.name not in wanted and column.name not in optional:
             continue
         kind = COLUMNS.get(column.name, StringType())  # `outcome` is a text
-        is_whole = isinstance(kind, IntegralType) and isinstance(column.dataType, IntegralType)
-        # A message has no time where the column has another type.
-        if not (is_whole or isinstance(kind, TimestampType) or is_same(column.dataType, kind)):
+        if not _fits(column.dataType, kind):
             raise RowsRefused(
                 f"column {column.name} must be {kind.simpleString()}, it is "
                 f"{column.dataType.simpleString()}; keep what the rocketmq source gave, and put "
                 "what is made of it into another column"
             )
+
+
+def _fits(given: DataType, kind: DataType) -> bool:
+    """Whether a column may have a type: any integer or text, and any type for a time.
+
+    Texts may have a collation. A message has no time where the column has another type.
+    """
+    from pyspark.sql.types import (  # noqa: PLC0415  # only where Spark is
+        IntegralType,
+        MapType,
+        StringType,
+        TimestampType,
+    )
+
+    if isinstance(kind, MapType):
+        return (
+            isinstance(given, MapType)
+            and _fits(given.keyType, kind.keyType)
+            and _fits(given.valueType, kind.valueType)
+        )
+    for family in (IntegralType, StringType):
+        if isinstance(kind, family):
+            return isinstance(given, family)
+    return isinstance(kind, TimestampType) or given == kind
