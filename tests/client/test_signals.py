@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import signal
 import threading
 from itertools import permutations
@@ -184,7 +185,8 @@ def test_ctrl_c_ends_what_asyncio_runs_gracefully_and_not_by_a_cancellation():
 def test_a_signal_in_the_middle_of_a_wait_is_heard(number):
     latch = Latch()
     with GracefulExit(latch.set):
-        threading.Timer(0.01, signal.raise_signal, [number]).start()
+        # As from a terminal; `raise_signal` would interrupt the timer's thread only.
+        threading.Timer(0.01, os.kill, [os.getpid(), number]).start()
 
         assert latch.wait(DEADLINE)
     assert latch.is_set()
