@@ -128,7 +128,7 @@ async def test_a_batch_handler_takes_what_java_sent_and_acknowledges_part_of_it(
     await beside.create_topic("OurBatches", queues=1)
     calls: list[list[str]] = []
 
-    async def take(messages):
+    async def take(messages: list[ReceivedMessage]) -> int | None:
         calls.append([message.text() for message in messages])
         return 0 if messages[0].reconsume_times == 0 else None
 

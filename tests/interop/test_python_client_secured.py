@@ -94,7 +94,7 @@ class Secured:
     @property
     def refusal(self) -> str:
         """What is in the text of an error for who may not; the old line has no code for it."""
-        return "SYSTEM_ERROR: .*AclException" if self.release.is_old_line else "NO_PERMISSION"
+        return r"AclException: .*\(SYSTEM_ERROR, code 1\)" if self.release.is_old_line else "NO_PERMISSION"
 
     def client(self, who: Credentials | None, tls: ssl.SSLContext | None = None) -> ClientSettings:
         return quick_settings(

@@ -373,7 +373,7 @@ def test_a_group_is_shared_with_a_java_consumer(spark, beside, tmp_path):
     try:
         with run:
             until(
-                lambda: sum(queue.topic == topic for queue in run.queues) == 2,
+                lambda: sum(queue.topic == topic for queue in run.assignment()) == 2,
                 "each has half of the queues",
             )
             sent_by_java(beside, topic, 40)

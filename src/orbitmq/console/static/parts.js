@@ -150,6 +150,18 @@ export function dialog(title, content, { wide, footer } = {}) {
   return { node, close, gone };
 }
 
+/** A function that shows the command of a form in `shown`; `ask` may return nothing. A late answer to an earlier question is dropped. */
+export function commandPreview(shown, ask) {
+  let asked = 0;
+  return async () => {
+    asked += 1;
+    const mine = asked;
+    let found = null;
+    try { const answer = await ask(); if (answer) found = command(answer.command); } catch (error) { found = problem(error); }
+    if (mine === asked) shown.replaceChildren(...(found ? [found] : []));
+  };
+}
+
 /** Run an action of a button: not twice, and with its problem shown. */
 export async function act(button, work) {
   button.disabled = true;

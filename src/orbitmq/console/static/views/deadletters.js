@@ -1,7 +1,7 @@
 import { get, me, post, remove, url } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { act, card, command, dialog, field, head, problem, readOnlyNote, table, toast } from "../parts.js";
+import { act, card, command, commandPreview, dialog, field, head, problem, readOnlyNote, table, toast } from "../parts.js";
 import { messageDialog } from "./message.js";
 
 /** Letters of a pile that are looked at together. */
@@ -170,14 +170,7 @@ function replayDialog(group, { which, most, follow, about, isSample = false }) {
   const test = h("button", { type: "button" }, "Dry run");
   const start = h("button", { class: "primary", disabled: !me.write }, "Resend");
   const wish = () => ({ ...wished(which), count: count.value ? Number(count.value) : null, rate: rate.value ? Number(rate.value) : null, to: to.value, again: again.checked });
-  let asked = 0;
-  const preview = async () => {
-    asked += 1;
-    const mine = asked;
-    let found;
-    try { found = command((await post(path("dead-letters", group, "replay", "command"), wish())).command); } catch (error) { found = problem(error); }
-    if (mine === asked) shown.replaceChildren(found);
-  };
+  const preview = commandPreview(shown, () => post(path("dead-letters", group, "replay", "command"), wish()));
   const begin = async (dryRun) => {
     const replay = await post(path("dead-letters", group, "replay"), { ...wish(), dry_run: dryRun });
     opened.close();

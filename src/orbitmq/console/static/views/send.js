@@ -1,7 +1,7 @@
 import { get, me, post } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { act, card, command, facts, field, head, readOnlyNote, suggestions } from "../parts.js";
+import { act, card, commandPreview, facts, field, head, readOnlyNote, suggestions } from "../parts.js";
 import { messageDialog, tracked } from "./message.js";
 
 /** A test message: where it landed, and who consumed it. */
@@ -22,13 +22,11 @@ export async function send({ query }) {
     properties: Object.fromEntries(properties.value.split("\n").filter((line) => line.includes("=")).map((line) => [line.slice(0, line.indexOf("=")).trim(), line.slice(line.indexOf("=") + 1).trim()])),
     delay: delay.value ? Number(delay.value) : null,
   });
+  const showCommand = commandPreview(shown, () => topic.value.trim() && body.value && post("/send", { ...draft(), dry_run: true }));
   let timer = 0;
   const preview = () => {
     clearTimeout(timer);
-    timer = setTimeout(async () => {
-      if (!topic.value.trim() || !body.value) return shown.replaceChildren();
-      try { shown.replaceChildren(command((await post("/send", { ...draft(), dry_run: true })).command)); } catch (error) { shown.replaceChildren(h("p", { class: "bad-text" }, error.message)); }
-    }, 150);
+    timer = setTimeout(showCommand, 150);
   };
   const form = h("form", { class: "card" }, h("div", { class: "body stack" },
     h("div", { class: "form" }, field("Topic", topic), suggestions("send-topics", topic, "/topics", { filter: "own" }), field("Tag", tags), field("Keys", keys), field("Delay in seconds", delay), field("Body", body, "wide"), field("Properties", properties, "wide")),

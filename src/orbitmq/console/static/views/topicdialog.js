@@ -1,6 +1,6 @@
 import { me, patch, post } from "../api.js";
 import { h, path } from "../dom.js";
-import { act, command, dialog, field, readOnlyNote, toast } from "../parts.js";
+import { act, commandPreview, dialog, field, readOnlyNote, toast } from "../parts.js";
 
 /** Make a topic, or change one (`topic` has what it is now). */
 export function topicDialog({ topic, done }) {
@@ -24,14 +24,7 @@ export function topicDialog({ topic, done }) {
   });
   const ask = (extra) => (isNew ? post("/topics", { ...wish(), ...extra }) : patch(path("topics", topic.name), { ...wish(), ...extra }));
 
-  async function preview() {
-    if (!name.value.trim()) return shown.replaceChildren();
-    try {
-      shown.replaceChildren(command((await ask({ dry_run: true })).command));
-    } catch (error) {
-      shown.replaceChildren(h("p", { class: "bad-text" }, error.message));
-    }
-  }
+  const preview = commandPreview(shown, () => name.value.trim() && ask({ dry_run: true }));
 
   const form = h("form", { class: "stack" },
     h("div", { class: "form" }, field("Name", name, "wide"), field("Queues to write, each broker", write), field("Queues to read, each broker", read), field("Permission", permission),
