@@ -21,7 +21,7 @@ from orbitmq.console.settings import ConsoleError
 from orbitmq.errors import OrbitError
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
-from tests.console.conftest import QUEUE, die
+from tests.console.conftest import OTHER, QUEUE, die
 from tests.support.client_admin import forget_code
 from tests.support.consoles import Browser, console_of, settings_for
 
@@ -138,6 +138,23 @@ async def test_letters_that_were_all_resent_are_never_called_open_and_soon_no_fa
     assert (looks[-1].dead_letters, looks[-1].resent_letters) == (24, 24)
     unknown = "died in the last hour, and it is not known whether they were resent"
     assert faults == [*([f"{number} messages {unknown}"] for number in (17, 10, 3)), [], []]
+
+
+async def test_letters_are_all_looked_up_when_the_clocks_of_brokers_differ(watch):
+    await watch.world.consumer("dying")
+    collector = Collector(watch.admin, BrokerTables(watch.engine), watch.cluster.clock)
+
+    looks = []
+    for _ in range(3):
+        watch.cluster.advance(0.5)
+        await watch.world.die(OTHER, b"of the broker that is ahead", UNIQ_KEY="7F" * 16)
+        watch.cluster.advance(-0.5)
+        looks.append(await collector.look())
+        await watch.world.die(QUEUE, b"of the other one", UNIQ_KEY="7F" * 16)
+        looks.append(await collector.look())
+
+    assert [look.open_letters for look in looks] == [1, 2, 3, 4, 5, 6]
+    assert {look.unknown_letters for look in looks} == {0}
 
 
 async def test_history_and_audit_outlive_the_console(tmp_path):

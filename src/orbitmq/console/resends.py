@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.deadletters import (
     DeadLetter,
-    DeadLetterFilter,
     LetterTrace,
     ResendOutcome,
     ResendResult,
 )
-from orbitmq.client.admin.messages import BATCH, QueueReader
+from orbitmq.client.admin.messages import ALL, BATCH, QueueReader, whole_topic
 from orbitmq.client.admin.requests import AdminRequests, BrokerNode
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
@@ -31,7 +30,7 @@ from orbitmq.console.settings import TIMEOUT, BadInput, NotThere
 from orbitmq.console.words import several
 from orbitmq.errors import OrbitError
 from orbitmq.message.properties import REAL_TOPIC
-from orbitmq.names import retry_topic
+from orbitmq.names import dead_letter_topic, retry_topic
 from orbitmq.wire.bodies import DelayOffsets
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body
@@ -76,8 +75,8 @@ class ResentLetters:
         self._only_last_hour = only_last_hour
         self._turn = 0
         self._groups: dict[str, dict[str, _Letter]] = {}
-        #: The bounds of a group's queues when its letters were last read.
-        self._bounds: dict[str, Bounds] = {}
+        #: The offsets up to which the queues of a group were read.
+        self._ends: dict[str, dict[Queue, int]] = {}
 
     async def look(
         self, groups: Mapping[str, Bounds], totals: Mapping[str, int], since: float
@@ -114,32 +113,34 @@ class ResentLetters:
         """Forget other groups."""
         for gone in self._groups.keys() - set(groups):
             del self._groups[gone]
-            self._bounds.pop(gone, None)
+            self._ends.pop(gone, None)
 
     async def _read(self, group: str, bounds: Bounds, since: float) -> None:
         """Read the letters that died since the last look; forget those that were deleted."""
-        before = self._bounds.get(group, {})
-        if before == bounds:
-            return
-        # Letters of a broker that has come back may be older than those that are known.
-        is_back = not {queue.broker for queue in bounds} <= {queue.broker for queue in before}
+        ends = self._ends.setdefault(group, {})
+        # Clocks of brokers differ, so that the times of letters do not say which ones are new.
+        new = {queue: (max(low, ends.get(queue, 0)), end) for queue, (low, end) in bounds.items()}
         known = {
             name: each
             for name, each in self._groups.get(group, {}).items()
             if each.is_within(bounds)
         }
-        where = DeadLetterFilter(since=since) if self._only_last_hour else None
-        found: dict[str, _Letter] = {}
-        async with aclosing(
-            self._admin.dead_letters.list(group, where, newest_first=True)
-        ) as letters:
-            async for letter in letters:
-                if len(found) == NEWEST or (letter.id in known and not is_back):
-                    break
-                found[letter.id] = _Letter.of(letter)
-        newest = sorted((found | known).values(), key=lambda each: -each.trace.died_at)[:NEWEST]
+        found = await self._newest(group, new)
+        if self._only_last_hour:
+            found = [each for each in found if each.died_at >= since]
+        letters = known | {each.id: _Letter.of(each) for each in found}
+        newest = sorted(letters.values(), key=lambda each: -each.trace.died_at)[:NEWEST]
         self._groups[group] = {each.trace.letter_id: each for each in newest}
-        self._bounds[group] = bounds
+        ends.update({queue: end for queue, (_, end) in bounds.items()})
+
+    async def _newest(self, group: str, bounds: Bounds) -> list[DeadLetter]:
+        """The newest letters within these bounds."""
+        topic = dead_letter_topic(group)
+        cursor = whole_topic(topic, bounds, ALL, backwards=True)
+        if not cursor.left:
+            return []
+        page = await self._admin.messages.page(topic, cursor=cursor.text, size=NEWEST)
+        return [DeadLetter(group, message) for message in page.messages]
 
     async def _look_up(
         self, letters: Mapping[str, _Letter], totals: Mapping[str, int], most: int
