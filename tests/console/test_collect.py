@@ -21,6 +21,7 @@ from orbitmq.console.settings import ConsoleError
 from orbitmq.errors import OrbitError
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers import TopicRequest
 from tests.console.conftest import OTHER, QUEUE, die
 from tests.support.client_admin import forget_code
 from tests.support.consoles import Browser, console_of, settings_for
@@ -155,6 +156,33 @@ async def test_letters_are_all_looked_up_when_the_clocks_of_brokers_differ(watch
 
     assert [look.open_letters for look in looks] == [1, 2, 3, 4, 5, 6]
     assert {look.unknown_letters for look in looks} == {0}
+
+
+async def test_deleted_letters_are_no_longer_counted(watch):
+    await watch.world.consumer("dying")
+    collector = Collector(watch.admin, BrokerTables(watch.engine), watch.cluster.clock)
+
+    async def delete_at(broker):
+        client = await watch.world.client(broker)
+        header = TopicRequest(topic="%DLQ%billing")
+        answer = await client.connection.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        assert answer.code == 0, answer.remark
+
+    async def counts():
+        look = await collector.look()
+        return look.dead_letters, look.open_letters, look.unknown_letters
+
+    await die(watch.world, 2)
+    await watch.world.die(OTHER, b"of the other broker", UNIQ_KEY="7F" * 16)
+    assert await counts() == (3, 3, 0)
+    await delete_at("broker-b")
+    assert await counts() == (2, 2, 0)
+    # A queue that is created again gives its offsets to other letters.
+    await delete_at("broker-a")
+    await die(watch.world, 1, start=2)
+    assert await counts() == (1, 1, 0)
+    await delete_at("broker-a")
+    assert await counts() == (0, 0, 0)
 
 
 async def test_history_and_audit_outlive_the_console(tmp_path):

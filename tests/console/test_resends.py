@@ -7,7 +7,7 @@ import pytest
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
 from orbitmq.console import resends
-from orbitmq.console.collect import BrokerTables, readers
+from orbitmq.console.collect import BrokerTables, DeadLetters, readers
 from orbitmq.console.resends import LaterAttempts, Resent, ResentLetters, later_attempts
 from orbitmq.wire.codes import RequestCode
 from tests.console.conftest import OTHER, QUEUE, die
@@ -36,6 +36,12 @@ class Letters:
         """One look, and what is known of a group then."""
         nodes = [each.node for each in (await self._watch.admin.cluster()).brokers]
         bounds = {group: await self._bounds(nodes, group, deleted) for group in groups}
+        self._resent.keep(
+            {
+                group: DeadLetters(0, 0, each, frozenset(BROKERS), since)
+                for group, each in bounds.items()
+            }
+        )
         topics = ("orders", *(f"%RETRY%{group}" for group in groups))
         totals = {topic: await self._total(nodes, topic) for topic in topics}
         await self._resent.look(bounds, totals, since)

@@ -36,7 +36,7 @@ from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body
 
 if TYPE_CHECKING:
-    from orbitmq.console.collect import BrokerTables
+    from orbitmq.console.collect import BrokerTables, DeadLetters
     from orbitmq.console.history import Audit
     from orbitmq.console.http import Events
 
@@ -109,29 +109,35 @@ class ResentLetters:
         resent = sum(each.is_resent for each in letters)
         return Resent(len(letters), resent, recent.count(False), recent.count(True))
 
-    def keep(self, groups: Collection[str]) -> None:
-        """Forget other groups."""
-        for gone in self._groups.keys() - set(groups):
-            del self._groups[gone]
-            self._ends.pop(gone, None)
+    def keep(self, counted: Mapping[str, DeadLetters]) -> None:
+        """Forget letters that were deleted, and other groups."""
+        for gone in self._groups.keys() - counted.keys():
+            del self._groups[gone], self._ends[gone]
+        for group, ends in self._ends.items():
+            bounds, brokers = counted[group].bounds, counted[group].brokers
+            for queue, end in list(ends.items()):
+                # The queue was deleted, and perhaps created again. A broker that does not answer
+                # keeps its letters.
+                if queue.broker in brokers and bounds.get(queue, (0, 0))[1] < end:
+                    del ends[queue]
+            self._groups[group] = {
+                name: each
+                for name, each in self._groups[group].items()
+                if each.queue in ends and each.offset >= bounds.get(each.queue, (0, 0))[0]
+            }
 
     async def _read(self, group: str, bounds: Bounds, since: float) -> None:
-        """Read the letters that died since the last look; forget those that were deleted."""
-        ends = self._ends.setdefault(group, {})
+        """Read the letters that died since the last look."""
+        ends = self._ends.get(group, {})
         # Clocks of brokers differ, so that the times of letters do not say which ones are new.
         new = {queue: (max(low, ends.get(queue, 0)), end) for queue, (low, end) in bounds.items()}
-        known = {
-            name: each
-            for name, each in self._groups.get(group, {}).items()
-            if each.is_within(bounds)
-        }
         found = await self._newest(group, new)
         if self._only_last_hour:
             found = [each for each in found if each.died_at >= since]
-        letters = known | {each.id: _Letter.of(each) for each in found}
+        letters = self._groups.get(group, {}) | {each.id: _Letter.of(each) for each in found}
         newest = sorted(letters.values(), key=lambda each: -each.trace.died_at)[:NEWEST]
         self._groups[group] = {each.trace.letter_id: each for each in newest}
-        ends.update({queue: end for queue, (_, end) in bounds.items()})
+        self._ends[group] = ends | {queue: end for queue, (_, end) in bounds.items()}
 
     async def _newest(self, group: str, bounds: Bounds) -> list[DeadLetter]:
         """The newest letters within these bounds."""
@@ -185,11 +191,6 @@ class _Letter:
         # Without a unique id it has no copies that could be found.
         is_known = message.unique_id is None
         return cls(message.queue, message.queue_offset, LetterTrace.of(letter), is_known)
-
-    def is_within(self, bounds: Bounds) -> bool:
-        """Whether the queue still has the letter; a broker that does not answer keeps its own."""
-        low, end = bounds.get(self.queue, (0, self.offset + 1))
-        return low <= self.offset < end
 
     def is_due(self, totals: Mapping[str, int]) -> bool:
         """Whether a copy may have been stored since it was looked up."""
