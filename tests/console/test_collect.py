@@ -19,6 +19,7 @@ from orbitmq.console.collect import BrokerTables, Collector, GroupSample, Pace, 
 from orbitmq.console.history import WINDOW, RateMeter
 from orbitmq.console.settings import ConsoleError
 from orbitmq.errors import OrbitError
+from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers import TopicRequest
@@ -183,6 +184,39 @@ async def test_deleted_letters_are_no_longer_counted(watch):
     assert await counts() == (1, 1, 0)
     await delete_at("broker-a")
     assert await counts() == (0, 0, 0)
+
+
+async def test_letters_are_looked_up_without_a_broker_that_does_not_answer(watch, monkeypatch):
+    await watch.world.consumer("dying")
+    collector = Collector(watch.admin, BrokerTables(watch.engine), watch.cluster.clock)
+
+    async def counts():
+        look = await collector.look()
+        return look.dead_letters, look.open_letters, look.resent_letters, look.unknown_letters
+
+    usual, hung = Engine.ask, watch.cluster.brokers[1].address
+    missed = []
+
+    async def ask(self, where, code, *words, **options):
+        if where != hung:
+            return await usual(self, where, code, *words, **options)
+        missed.append(code)
+        raise RequestTimedOut(where, code, 5.0)
+
+    await die(watch.world, 2)
+    await watch.world.die(OTHER, b"of the other broker", UNIQ_KEY="7F" * 16)
+    assert await counts() == (3, 3, 0, 0)
+    with monkeypatch.context() as silent:
+        silent.setattr(Engine, "ask", ask)
+        assert await counts() == (2, 2, 0, 0)
+        await die(watch.world, 1, start=2)
+        assert await counts() == (3, 3, 0, 0)
+    # Each takes as long as its timeout.
+    assert not {RequestCode.PULL_MESSAGE, RequestCode.QUERY_MESSAGE}.intersection(missed)
+    assert await counts() == (4, 4, 0, 0)
+    await watch.admin.dead_letters.resend("billing")
+    await collector.look()
+    assert await counts() == (4, 0, 4, 0)
 
 
 async def test_history_and_audit_outlive_the_console(tmp_path):

@@ -32,7 +32,9 @@ class Letters:
 
         monkeypatch.setattr(watch.admin.messages, "readable_copies", counted)
 
-    async def look(self, since=0.0, groups=("billing",), known="billing", deleted=0):
+    async def look(
+        self, since=0.0, groups=("billing",), known="billing", deleted=0, brokers=BROKERS
+    ):
         """One look, and what is known of a group then."""
         nodes = [each.node for each in (await self._watch.admin.cluster()).brokers]
         bounds = {group: await self._bounds(nodes, group, deleted) for group in groups}
@@ -44,7 +46,8 @@ class Letters:
         )
         topics = ("orders", *(f"%RETRY%{group}" for group in groups))
         totals = {topic: await self._total(nodes, topic) for topic in topics}
-        await self._resent.look(bounds, totals, since)
+        there = [node for node in nodes if node.broker in brokers]
+        await self._resent.look(bounds, there, totals, since)
         return self._resent.known(known, since, BROKERS)
 
     async def _bounds(self, nodes, group, deleted):
@@ -153,6 +156,20 @@ async def test_a_letter_that_cannot_be_looked_up_stays_unknown_and_is_tried_agai
     found = await letters.look()
 
     assert (blind, found) == (Resent(), Resent(2, 0, 2))
+
+
+async def test_letters_are_looked_up_again_at_a_broker_that_did_not_answer(dying, monkeypatch):
+    await die(dying.world, 2)
+    await dying.admin.dead_letters.resend("billing", limit=1)
+    letters = Letters(dying, monkeypatch, most=20)
+    (letter,) = await dying.admin.dead_letters.sample("billing")
+    named = {"DLQ_RESENT_FROM": letter.id, "UNIQ_KEY": letter.message.unique_id}
+    await dying.world.send(Queue("%RETRY%billing", "broker-b", 0), **named)
+
+    blind = await letters.look(brokers=("broker-a",))
+    found = await letters.look()
+
+    assert (blind, found) == (Resent(2, 1, 1, 1), Resent(2, 2, 0, 2))
 
 
 async def fail_some(world):

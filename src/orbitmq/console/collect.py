@@ -694,7 +694,7 @@ class ClusterPoller:
             chosen = self._resent_turns.choose(recent if self._is_thorough else some, recent)
             bounds = {group: counted[group].bounds for group in chosen}
             totals = {topic: found.total for topic, (found, _) in self.contents.answers.items()}
-            await self._letters.look(bounds, totals, since)
+            await self._letters.look(bounds, brokers, totals, since)
         # For the hour and the brokers of the counts that these are compared with.
         self.resent = {
             group: self._letters.known(group, each.since, each.brokers)

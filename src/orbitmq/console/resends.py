@@ -1,8 +1,9 @@
 """Dead letters and retries: which were sent again, resending, triage, and later attempts.
 
-Looking up a letter takes requests to every broker, so that a look does some of them. Until its
-turn a letter counts neither as open nor as resent. A resent letter is not looked up again, and an
-open one only after a topic that its copy would be in has grown.
+Looking up a letter takes requests to every broker that answers, so that a look does some of them.
+Until its turn a letter counts neither as open nor as resent. A resent letter is not looked up
+again, and an open one only after a topic that its copy would be in has grown, or when a broker
+answers that did not.
 """
 
 from __future__ import annotations
@@ -79,24 +80,31 @@ class ResentLetters:
         self._ends: dict[str, dict[Queue, int]] = {}
 
     async def look(
-        self, groups: Mapping[str, Bounds], totals: Mapping[str, int], since: float
+        self,
+        groups: Mapping[str, Bounds],
+        brokers: Collection[BrokerNode],
+        totals: Mapping[str, int],
+        since: float,
     ) -> None:
-        """Look up some letters of these groups.
+        """Look up some letters of these groups at the brokers that answer.
 
         `totals` says how many messages each topic has ever had, as far as known; `since` is the
         beginning of the last hour.
         """
         self._turn += 1
         left = self._most
+        names = {node.broker for node in brokers}
         for waiting, (group, bounds) in zip(range(len(groups), 0, -1), groups.items(), strict=True):
             # What one group does not need is left for the next ones.
             share = -(-left // waiting)
+            # A broker may have stopped answering since the letters were counted.
+            there = {queue: at for queue, at in bounds.items() if queue.broker in names}
             try:
-                await self._read(group, bounds, since)
+                await self._read(group, there, since)
             except OrbitError as error:
                 # Letters that were read before have their turn.
                 log.debug("dead letters of %s were not read: %s", group, error)
-            left -= await self._look_up(self._groups.get(group, {}), totals, share)
+            left -= await self._look_up(self._groups.get(group, {}), brokers, totals, share)
 
     def known(self, group: str, since: float, brokers: Collection[str]) -> Resent:
         """What is known of a group's letters at these brokers."""
@@ -149,25 +157,32 @@ class ResentLetters:
         return [DeadLetter(group, message) for message in page.messages]
 
     async def _look_up(
-        self, letters: Mapping[str, _Letter], totals: Mapping[str, int], most: int
+        self,
+        letters: Mapping[str, _Letter],
+        brokers: Collection[BrokerNode],
+        totals: Mapping[str, int],
+        most: int,
     ) -> int:
         """Look up at most `most` letters, those whose turn was longest ago first; their number."""
-        due = [each for each in letters.values() if each.is_due(totals)]
+        due = [each for each in letters.values() if each.is_due(brokers, totals)]
         chosen = sorted(due, key=lambda each: (each.turn, -each.trace.died_at))[:most]
         for letter in chosen:
             letter.turn = self._turn
         # The admin itself limits how many requests wait at a time.
-        await asyncio.gather(*(self._look_up_one(each, totals) for each in chosen))
+        await asyncio.gather(*(self._look_up_one(each, brokers, totals) for each in chosen))
         return len(chosen)
 
-    async def _look_up_one(self, letter: _Letter, totals: Mapping[str, int]) -> None:
+    async def _look_up_one(
+        self, letter: _Letter, brokers: Collection[BrokerNode], totals: Mapping[str, int]
+    ) -> None:
         try:
-            copy = await letter.trace.copy(self._admin.messages)
+            copy = await letter.trace.copy(self._admin.messages, brokers=brokers)
         except OrbitError as error:
             log.debug("letter %s was not looked up: %s", letter.trace.letter_id, error)
             return
         letter.is_known = True
         letter.is_resent = copy is not None
+        letter.brokers = frozenset(node.broker for node in brokers)
         letter.totals = letter.totals_in(totals)
 
 
@@ -180,7 +195,9 @@ class _Letter:
     trace: LetterTrace
     is_known: bool = False
     is_resent: bool = False
-    #: How many messages the topics of its copies had ever had when it was looked up.
+    #: The brokers that were asked for copies when it was looked up.
+    brokers: frozenset[str] = frozenset()
+    #: How many messages the topics of its copies had ever had then.
     totals: list[int | None] = field(default_factory=list)
     #: The look in which it last had its turn.
     turn: int = 0
@@ -192,11 +209,13 @@ class _Letter:
         is_known = message.unique_id is None
         return cls(message.queue, message.queue_offset, LetterTrace.of(letter), is_known)
 
-    def is_due(self, totals: Mapping[str, int]) -> bool:
-        """Whether a copy may have been stored since it was looked up."""
+    def is_due(self, brokers: Iterable[BrokerNode], totals: Mapping[str, int]) -> bool:
+        """Whether there may be a copy that was not found when it was looked up."""
         if self.is_resent or self.trace.unique_id is None:
             return False
-        return not self.is_known or self.totals != self.totals_in(totals)
+        if not self.is_known or self.totals != self.totals_in(totals):
+            return True
+        return any(node.broker not in self.brokers for node in brokers)
 
     def totals_in(self, totals: Mapping[str, int]) -> list[int | None]:
         return [totals.get(topic) for topic in self.trace.topics]
