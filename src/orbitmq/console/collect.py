@@ -1015,7 +1015,8 @@ _CONCURRENT_CONSUMERS = 32
 #: Seconds that queues must be shared unevenly. Members that come and go are noticed in 20 s, but
 #: the queues of an orderly consumer that died are taken over only when its locks are 60 s old.
 UNEVEN_AFTER = 90.0
-#: Polls of a thorough look in that time: a group that rebalances meanwhile is not stuck.
+#: Polls in which members must have had the same numbers of queues, the first and the last included:
+#: a group that rebalances meanwhile is not stuck.
 UNEVEN_POLLS = 3
 #: The property that names the allocation strategy; Java's clients put a class name there.
 _STRATEGY = "allocateMessageQueueStrategy"
@@ -1060,8 +1061,8 @@ class MemberPoller:
         self.times: dict[str, HandlerTimes] = {}
         #: What is wrong among the members of a group.
         self.findings: dict[str, MemberFindings] = {}
-        #: Topics of groups that are shared unevenly, and since when in the same way.
-        self.uneven: dict[str, dict[Uneven, float]] = {}
+        #: Topics of groups that are shared unevenly; since when and in how many polls, unchanged.
+        self.uneven: dict[str, dict[Uneven, tuple[float, int]]] = {}
 
     async def poll(
         self,
@@ -1112,8 +1113,16 @@ class MemberPoller:
             self.uneven.pop(group, None)
             return ()
         now, before = self._clock.monotonic(), self.uneven.get(group, {})
-        since = self.uneven[group] = {each: before.get(each, now) for each in found}
-        return tuple(each for each in found if now - since[each] >= UNEVEN_AFTER)
+        lasting: dict[Uneven, tuple[float, int]] = {}
+        for each in found:
+            since, polls = before.get(each, (now, 0))
+            lasting[each] = since, polls + 1
+        self.uneven[group] = lasting
+        return tuple(
+            each
+            for each, (since, polls) in lasting.items()
+            if polls >= UNEVEN_POLLS and now - since >= UNEVEN_AFTER
+        )
 
     async def _are_all(self, group: str, running: Mapping[str, RunningInfo]) -> bool:
         """Whether these are all members, and of a group that shares queues."""
