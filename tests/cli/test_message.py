@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+
+from orbitmq.wire.codes import RequestCode
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +63,25 @@ def test_a_topic_is_walked_through_page_by_page(cli, sent):
     assert len(first.stdout.splitlines()) == 2
     assert [each["id"] for each in second] == [sent[2]["id"]]
     assert newest[0]["id"] == sent[2]["id"]
+
+
+def test_a_walk_without_a_limit_prints_each_message_when_it_is_found(cluster, cli, monkeypatch):
+    cluster.create_topic("long", queues=1)
+    cluster.send("long", *[b"x"] * 100)
+    for broker in cluster._cluster.brokers:
+        handlers = broker._dispatcher._handlers
+
+        def pull(connection, request, usual=handlers[RequestCode.PULL_MESSAGE]):
+            # Only the beginning of a queue is answered.
+            return None if int(request.ext_fields["queueOffset"]) else usual(connection, request)
+
+        monkeypatch.setitem(handlers, RequestCode.PULL_MESSAGE, pull)
+
+    with cli.start("message", "browse", "long", "--limit", "0", "--json") as browsing:
+        browsing.wait()
+
+    assert "did not answer" in browsing.errors
+    assert json.loads(browsing.lines[0])["queue_offset"] == 0
 
 
 def test_a_walk_is_limited_to_queues_tags_conditions_and_times(cli, sent):

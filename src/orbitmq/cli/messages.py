@@ -272,6 +272,21 @@ async def browse(
         raise Misused("--cursor goes on page by page; give a --limit with it")
     if choice.offset is not None:
         cursor = await _cursor_at(session, choice, queues, cursor, newest=newest)
+    if limit == 0 and cursor is None:
+        # A page is printed when it is full, which takes long when few messages match, and each one
+        # pulls anew what the page before has left.
+        found = session.admin.messages.browse(
+            topic,
+            since=since,
+            until=until,
+            queues=queues,
+            newest_first=newest,
+            expression=expression,
+            expression_type=kind,
+        )
+        if not await _list(session, found, 0):
+            _print(session, ())
+        return
     page = await session.admin.messages.page(
         topic,
         cursor=cursor,
