@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.catalogue import CURVES
 from benchmarks.docspage import write_page
 from benchmarks.growth.curve import Allowance, Curve, Point, Probes, grown, growth_of, measure_curve
 from benchmarks.growth.wording import judgement_text
@@ -161,23 +160,3 @@ def test_curves_can_be_chosen_and_a_part_of_a_run_does_not_become_the_page(run, 
     assert [point.values for point in result.points] == [(5.0, 5.0, 5.0)] * len(SIZES)
     assert main(["--docs", "--json", str(tmp_path / "build" / "bench.json")]) == 2
     assert "holds 'growth: horses' only; run: make bench" in capsys.readouterr().err
-
-
-def test_the_curves_reach_as_far_as_is_promised():
-    reach = {
-        axis: (
-            min(each.sizes[0] for each in CURVES if each.axis == axis),
-            min(each.sizes[-1] for each in CURVES if each.axis == axis),
-        )
-        for axis in {each.axis for each in CURVES}
-    }
-
-    assert reach == {
-        "connections": (1, 64),
-        "queues": (1, 1000),
-        "messages of backlog": (0, 10_000_000),
-        "consumers": (1, 64),
-        "bytes in a message": (100, 1 << 20),
-        "broker processes": (1, 2),
-    }
-    assert len({(each.axis, each.name) for each in CURVES}) == len(CURVES)

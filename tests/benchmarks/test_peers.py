@@ -5,12 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import pytest
-
 from benchmarks.catalogue import BENCHES
 from benchmarks.peers import NotFetched, Peer, Tell
 from benchmarks.runner import Bench, Sample, Scale
-from tests.support.maven import Unavailable, Unreachable, fetch_jars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,31 +86,3 @@ def test_every_line_beside_something_of_others_names_what_is_to_be_fetched():
 
     assert named == needed
     assert any(needed.values())
-
-
-def mvn_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Puts a Maven first that does what it is told: what a network does cannot be had at will."""
-    program = tmp_path / "bin" / "mvn"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-
-
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [
-        ("No plugin found for prefix 'dependency'", Unreachable),
-        ("Could not transfer artifact a:b:1 from/to central: Connect to x:443 failed", Unreachable),
-        ("Could not find artifact a:b:jar:1 in central", Unavailable),
-    ],
-)
-def test_it_is_told_apart_whether_maven_central_or_an_artifact_is_missing(
-    tmp_path, monkeypatch, said, error
-):
-    mvn_that(tmp_path, monkeypatch, f'echo "[ERROR] {said}"; exit 1')
-
-    with pytest.raises(Unavailable) as caught:
-        fetch_jars(tmp_path / "jars", ["a:b:1"])
-
-    assert type(caught.value) is error

@@ -1,19 +1,15 @@
-"""Profiles of the hot paths: what a second of one of them says, and what is made of samples."""
+"""Profiles of the hot paths: what a second of one of them says, and how processes are named."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from benchmarks.profiling.__main__ import main
 from benchmarks.profiling.paths import PATHS, role_of
-from benchmarks.profiling.shares import read_profile
-from benchmarks.profiling.speedscope import Frame, Shared, Speedscope, Thread
-from benchmarks.profiling.table import print_profile
+from benchmarks.profiling.speedscope import Speedscope
 from benchmarks.profiling.tracing import py_spy, refusal
 
 ROOT = Path(__file__).parents[2]
@@ -93,62 +89,3 @@ def test_a_path_that_does_not_exist_is_refused(capsys):
 )
 def test_processes_are_named_by_what_they_do(command, role):
     assert role_of(command, BY_NAME["spark"]) == role
-
-
-#: As py-spy writes them: processes are frames outside of functions, the one that started the other
-#: first; and a function may be there twice.
-_FRAMES = [
-    Frame('process 7:"python -m benchmarks.profiling.workload pull out"', "", 0),
-    Frame('process 8:"python -m orbitmq.cli broker --json"', "", 0),
-    Frame("serve", "/p/src/orbitmq/broker/server.py", 10),
-    Frame("answer", "/p/src/orbitmq/broker/pulling.py", 20),
-    Frame("answer", "/p/src/orbitmq/broker/pulling.py", 20),
-    Frame("ask", "/p/benchmarks/load/processes.py", 30),
-]
-
-
-def sampled(name: str, *samples: list[int]) -> Thread:
-    count = len(samples)
-    return Thread(
-        name=name, end_value=count / 100, samples=list(samples), weights=[1 / 100] * count
-    )
-
-
-def recorded(*others: Thread) -> bytes:
-    broker = sampled(
-        'Process 8 Thread 81 "MainThread"',
-        [0, 1, 2],
-        [0, 1, 2, 3],
-        [0, 1, 2, 4],
-        # Recursion counts once, and a process that is in no function not at all.
-        [0, 1, 2, 3, 2, 4],
-        [0, 1],
-    )
-    bench = sampled('Process 7 Thread 71 ""', [0, 5])
-    threads = [bench, broker, *others]
-    return msgspec.json.encode(Speedscope(shared=Shared(_FRAMES), profiles=threads))
-
-
-def test_shares_are_of_the_samples_of_all_processes_with_a_role():
-    profile = read_profile(recorded(), BY_NAME["pull"], Path("/p"))
-
-    broker, bench = profile.roles
-    serve = Frame("serve", "src/orbitmq/broker/server.py", 10)
-    answer = Frame("answer", "src/orbitmq/broker/pulling.py", 20)
-    assert (broker.role, broker.samples) == ("broker", 4)
-    assert broker.largest_own(5) == [(answer, 0.75), (serve, 0.25)]
-    assert broker.largest_total(5) == [(serve, 1.0), (answer, 0.75)]
-    assert (bench.role, bench.samples) == ("bench", 1)
-
-
-def test_the_table_names_processes_and_functions_with_their_shares():
-    out = io.StringIO()
-    profile = read_profile(recorded(), BY_NAME["pull"], Path("/p"))
-
-    print_profile(BY_NAME["pull"], profile, 1, Console(width=160, file=out))
-
-    text = out.getvalue()
-    assert "pull: the broker answers pulls" in text
-    assert "broker, 4% busy" in text
-    assert "75.0%" in text
-    assert "answer src/orbitmq/broker/pulling.py:20" in text

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.client_bench import again
 from benchmarks.load.clientwork import Spent
-from benchmarks.runner import NoMoreRounds, Sample, Scale
+from benchmarks.runner import NoMoreRounds, Sample
 from benchmarks.warming import Warming, warm_up
 
 WARMING = Warming(slot=1.0, least=3.0, longest=20.0)
@@ -45,11 +45,6 @@ def test_a_peer_that_rises_for_ever_is_measured_nevertheless():
     rising = (float(2**number) for number in range(100))
 
     assert len(warmed(rising)) == 20
-
-
-def test_a_full_run_gives_java_time_to_compile():
-    assert Scale().warming.least >= 10
-    assert Scale().java_round >= 1
 
 
 def test_rounds_that_are_looked_at_again_are_seen_once_each():

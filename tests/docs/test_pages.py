@@ -7,7 +7,6 @@ first visit, and the page must still be right.
 from __future__ import annotations
 
 import importlib.util
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,6 @@ GUIDES = (
     "docs/from-kafka.md",
 )
 QUARTER_OF_AN_HOUR = 900.0
-#: What names a group or a topic in the code of a page.
-_GROUP = re.compile(r'(?:Consumer|groups\.create)\(\s*"([^"]+)"|\.option\("group", "([^"]+)"\)')
-_TOPIC = re.compile(
-    r'(?:\.on|\.subscribe|topics\.create|Message|\.send|\.submit|\.option\("subscribe",)'
-    r'[( ]"([^"]+)"'
-)
 
 
 def examples(*pages: str) -> list[Any]:
@@ -80,25 +73,6 @@ def test_a_guide_shows_what_its_examples_print(example, reader):
     if "opentelemetry" in example and importlib.util.find_spec("opentelemetry") is None:
         pytest.skip("needs OpenTelemetry's SDK")
     _run_twice(example, reader)
-
-
-def test_no_two_pages_use_the_same_topic_or_group():
-    """Two pages with one group would be members with different subscriptions."""
-    groups: dict[str, str] = {}
-    topics: dict[str, str] = {}
-
-    for page in ("README.md", TUTORIAL, *GUIDES):
-        for block in blocks(ROOT / page):
-            if block.language not in ("python", "py") or SHOWN_ADDRESS not in block.text:
-                continue
-            for match in _GROUP.finditer(block.text):
-                group = match[1] or match[2]
-                assert groups.setdefault(group, page) == page, group
-            for match in _TOPIC.finditer(block.text):
-                assert topics.setdefault(match[1], page) == page, match[1]
-
-    assert len(groups) > 15
-    assert len(topics) > 15
 
 
 def _run_twice(example: str, reader: Reader) -> None:
