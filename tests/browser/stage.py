@@ -67,7 +67,7 @@ class Stage:
 
     @property
     def url(self) -> str:
-        return self.console.url.rstrip("/")
+        return self.browser.url
 
     async def tick(self) -> None:
         """Half a minute of a shop's day."""

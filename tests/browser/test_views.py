@@ -10,7 +10,7 @@ from playwright.async_api import expect
 
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
-from tests.browser.chromium import DEADLINE, PHONE, watched
+from tests.browser.chromium import PHONE, watched
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -217,23 +217,6 @@ async def test_a_consumer_tells_its_queues_and_its_stack(desk):
 
     await expect(page.locator("pre")).to_contain_text("check")
     await expect(page.locator("main")).to_contain_text("--stack")
-
-
-async def test_percentiles_of_handlers_are_shown_for_a_group_and_a_member(desk, stage):
-    await stage.producer.send("orders", '{"order": 1}', tags="paid")
-    page = await desk.open("/groups/mailer")
-    handlers = page.locator("section[aria-label=Handlers]")
-    for name in ("p50", "p95", "p99", "Longest"):
-        await expect(handlers.locator(".tile", has_text=name)).to_contain_text(
-            re.compile(r"\d m?s"), timeout=DEADLINE
-        )
-
-    member = await stage.member("mailer")
-    page = await desk.open(f"/consumers/mailer/{member}")
-
-    topics = page.locator("section[aria-label=Topics] tbody tr")
-    await expect(topics.filter(has_text="orders")).to_contain_text(re.compile(r"\d m?s"))
-    await expect(topics.filter(has_text="orders")).not_to_contain_text("unknown")
 
 
 async def test_topology_draws_who_reads_what(desk):

@@ -42,6 +42,11 @@ class Browser:
     csrf: str = ""
     cookies: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def url(self) -> str:
+        """The address of the console, to which paths are appended."""
+        return self.console.url.rstrip("/")
+
     async def ask(
         self,
         method: str,
