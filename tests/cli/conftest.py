@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.testing import EmbeddedCluster
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
@@ -16,6 +18,19 @@ from tests.support.orbitmqcli import Cli
 def cluster():
     with EmbeddedCluster(brokers=2) as cluster:
         yield cluster
+
+
+def consumer_of(
+    cluster: EmbeddedCluster, group: str, topic: str, handler: Any = lambda _: None, **options: Any
+) -> Consumer:
+    """A consumer from the first message on, which reports progress often; not started."""
+    given: dict[str, Any] = {
+        "consume_from": "first",
+        "rebalance": RebalanceSettings(persist=0.1),
+    } | options
+    consumer = Consumer(group, name_server=cluster.name_server, **given)
+    consumer.on(topic)(handler)
+    return consumer
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli.main import SettingRefused
 from orbitmq.cli.settings import DEFAULT, SECTIONS, Configuration
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.store.settings import FlushPolicy
 
 Flags = Mapping[str, tuple[str, str]]
 
@@ -59,17 +58,6 @@ def test_a_flag_beats_the_environment_which_beats_the_file(file):
     assert origin(configuration, "broker.name") == ("from-env", "ORBITMQ_BROKER_NAME")
     assert origin(configuration, "broker.cluster") == ("from-file", str(file))
     assert origin(configuration, "broker.broker_id") == (0, DEFAULT)
-
-
-def test_any_setting_can_be_given_in_every_way(file):
-    file.write_text('[broker.store.flush]\npolicy = "sync"\n')
-
-    in_file = load(file=file)
-    in_environment = load(env={"ORBITMQ_BROKER_STORE_FLUSH_POLICY": "sync"})
-    by_word = load("broker.store.flush.policy=sync")
-
-    for configuration in (in_file, in_environment, by_word):
-        assert configuration.broker.store.flush.policy is FlushPolicy.SYNC
 
 
 def test_every_default_passes_through_every_origin_unchanged(file):

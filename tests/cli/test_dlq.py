@@ -7,9 +7,9 @@ import json
 import pyarrow.parquet as parquet
 import pytest
 
-from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
+from orbitmq.testing import EmbeddedCluster
+from tests.cli.conftest import consumer_of
 
 
 class CardDeclined(Exception):
@@ -23,26 +23,22 @@ def dead(cluster, names):
     cluster.create_topic(name, queues=1)
     for key, body in (("a", b"declined"), ("b", b"\x00\xff"), ("c", b"declined"), ("d", b"fine")):
         cluster.send(name, body, keys=key)
-    consumer = Consumer(
-        name,
-        name_server=cluster.name_server,
-        max_retries=0,
-        consume_from="first",
-        rebalance=RebalanceSettings(persist=0.1),
-    )
+    die(cluster, name)
+    assert len(cluster.messages(f"%DLQ%{name}")) == 3
+    return name
 
-    @consumer.on(name)
+
+def die(cluster: EmbeddedCluster, name: str) -> None:
+    """Have the group consume its topic, and give up what it cannot handle."""
+
     def handle(message: ReceivedMessage) -> None:
         if message.body == b"declined":
             raise CardDeclined("no money \x1b[31mleft")
         if message.body != b"fine":
             raise ValueError("not text")
 
-    consumer.start()
-    cluster.until_consumed(name, name)
-    consumer.stop()
-    assert len(cluster.messages(f"%DLQ%{name}")) == 3
-    return name
+    with consumer_of(cluster, name, name, handle, max_retries=0):
+        cluster.until_consumed(name, name)
 
 
 def test_letters_are_listed_and_filtered(cli, dead):
@@ -146,6 +142,19 @@ def test_letters_are_sent_again_with_an_outcome_for_each(cluster, cli, dead):
     origin = outcomes("--to", "origin", "--key", "b", "--again", "--yes")
     assert [(each["result"], each["topic"]) for each in origin] == [("sent", dead)]
     assert [bytes(each.body) for each in cluster.messages(dead)].count(b"\x00\xff") == 2
+
+
+def test_only_the_letters_are_sent_that_were_there_when_somebody_agreed(cluster, cli, dead):
+    with cli.at_terminal("dlq", "resend", dead) as terminal:
+        terminal.until("[y/N]")
+        cluster.send(dead, b"declined", keys="late")
+        die(cluster, dead)
+        terminal.press("y\r")
+        assert terminal.wait() == 0
+
+    assert len(cluster.messages(f"%DLQ%{dead}")) == 4
+    sent = [each.keys for each in cluster.messages(f"%RETRY%{dead}")]
+    assert sorted(sent) == ["a", "b", "c"]
 
 
 def test_letters_are_exported_as_json_lines_and_parquet(cli, dead, tmp_path):

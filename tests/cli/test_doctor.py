@@ -10,8 +10,6 @@ from typing import Any
 
 from orbitmq.cli import doctor
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.app import Console
 from orbitmq.console.pipelines import LOST_AFTER
@@ -40,9 +38,8 @@ def findings(cli: Cli, *words: str) -> dict[str, list[Any]]:
 
 def consume(cluster: EmbeddedCluster, started: list[Consumer], group: str, **options: Any) -> None:
     tags = options.pop("tags", "*")
-    topic = options.pop("topic", "orders")
     consumer = Consumer(group, name_server=cluster.name_server, **options)
-    consumer.on(topic, tags=tags)(lambda _message: None)
+    consumer.on("orders", tags=tags)(lambda _message: None)
     consumer.start()
     started.append(consumer)
 
@@ -224,40 +221,6 @@ def test_a_machine_without_java_is_found(monkeypatch, tmp_path):
 
 
 # Groups that are not well.
-
-
-def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery):
-    with EmbeddedCluster() as cluster:
-        cli = Cli(cluster.name_server, nursery)
-        cluster.create_topic("orders", queues=1)
-        cluster.send("orders", b"1", b"2", b"3")
-        consumer = Consumer(
-            "billing",
-            name_server=cluster.name_server,
-            max_retries=0,
-            consume_from="first",
-            rebalance=RebalanceSettings(persist=0.1),
-        )
-
-        @consumer.on("orders")
-        def handle(_message: ReceivedMessage) -> None:
-            raise ValueError("no money")
-
-        with consumer:
-            cluster.until_consumed("billing", "orders")
-        cli.records("dlq", "resend", "billing", "--limit", "1", "--yes")
-        (some,) = findings(cli)["dead letters"]
-        cli.records("dlq", "resend", "billing", "--limit", "1", "--to", "origin", "--yes")
-        cli.records("dlq", "resend", "billing", "--yes")
-        none = cli.record("doctor", *QUICK)
-
-    assert some["problem"] == (
-        "2 messages died in the last hour and were not resent; 2 dead letters are open, "
-        "1 was resent"
-    )
-    checks = {each["check"]: each["about"] for each in none["checks"]}
-    assert none["is_well"]
-    assert checks["dead letters"] == "1 group: 0 open, 3 resent"
 
 
 def test_mistakes_inside_groups_are_found_and_explained(cluster, cli, consumers):

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.testing import EmbeddedCluster
+from tests.cli.conftest import consumer_of
 from tests.support.command import Started
 from tests.support.orbitmqcli import Cli
 from tools.cli_docs import Command, commands
@@ -98,19 +97,12 @@ def shop(cluster, cli, tmp_path_factory):
     cluster.send("orders", b"not fine", keys="bad")
     for group in ("waiting", "doomed"):
         cli.record("group", "create", group)
-    consumer = Consumer(
-        "billing",
-        name_server=cluster.name_server,
-        max_retries=0,
-        consume_from="first",
-        rebalance=RebalanceSettings(persist=0.1),
-    )
 
-    @consumer.on("orders")
     def handle(message: ReceivedMessage) -> None:
         if message.body != b"fine":
             raise ValueError("no money left")
 
+    consumer = consumer_of(cluster, "billing", "orders", handle, max_retries=0)
     with consumer, pipelines(cluster) as console:
         cluster.until_consumed("billing", "orders")
         yield Shop(

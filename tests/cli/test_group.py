@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.settings import ClientSettings
+from tests.cli.conftest import consumer_of
 from tests.support.orbitmqcli import Cli
 
 
@@ -17,18 +16,10 @@ def billing(cluster):
     """A group online that has consumed 10 messages."""
     cluster.create_topic("orders", queues=2)
     cluster.send("orders", *[b"x"] * 10)
-    consumer = Consumer(
-        "billing",
-        name_server=cluster.name_server,
-        client=ClientSettings(instance="worker-1"),
-        consume_from="first",
-        rebalance=RebalanceSettings(persist=0.1),
-    )
-    consumer.on("orders", tags="*")(lambda _message: None)
-    consumer.start()
-    cluster.until_consumed("billing", "orders")
-    yield consumer
-    consumer.stop()
+    client = ClientSettings(instance="worker-1")
+    with consumer_of(cluster, "billing", "orders", client=client) as consumer:
+        cluster.until_consumed("billing", "orders")
+        yield consumer
 
 
 def group_of(cli: Cli, name: str) -> Any:
@@ -67,56 +58,14 @@ def test_a_group_shows_lag_in_messages_and_seconds_its_members_and_its_subscript
     assert all(each["lag_seconds"] > 0 for each in behind["queues"] if each["lag"])
 
 
-def test_percentiles_of_handlers_are_those_of_the_members_that_tell(cluster, cli):
-    cluster.create_topic("timed", queues=1)
-    cluster.send("timed", *[b"x"] * 5)
-    consumer = Consumer(
-        "timing",
-        name_server=cluster.name_server,
-        consume_from="first",
-        rebalance=RebalanceSettings(persist=0.1),
-    )
-    consumer.on("timed")(lambda _message: None)
-    with consumer:
-        cluster.until_consumed("timing", "timed")
-        member = cli.record("group", "member", "timing", consumer.client_id)
-        shown = cli.record("group", "show", "timing")
-        page = cli.text("group", "show", "timing")
-        frame = cli.record("top", "--once", "--group", "timing")
-        screen = cli.text("top", "--once", "--group", "timing")
-    offline = cli.record("group", "show", "timing")
-
-    (handlers,) = shown["handlers"]
-    assert (handlers["topic"], handlers["calls"]) == ("timed", 5)
-    (topic,) = [each for each in member["topics"] if each["topic"] == "timed"]
-    (again,) = [each for each in member["topics"] if each["topic"] == "%RETRY%timing"]
-    names = ("p50_seconds", "p95_seconds", "p99_seconds", "longest_seconds")
-    times = [handlers[name] for name in names]
-    assert 0 < times[0] <= times[1] <= times[2] <= times[3] < 60
-    assert [topic[f"consume_{name}"] for name in names] == times
-    assert frame["handlers"] == [handlers]
-    assert "Handlers in the last minute" in page
-    assert "Queues of timing; calls for timed: p50 " in screen
-    # Without calls nothing is known, which is not 0.
-    assert [again[f"consume_{name}"] for name in names] == [None] * 4
-    assert offline["handlers"] == []
-
-
 def test_what_waits_for_a_later_attempt_is_told_beside_the_lag(cluster, cli):
     cluster.create_topic("fragile", queues=1)
     cluster.send("fragile", *[b"x"] * 3)
-    consumer = Consumer(
-        "failing",
-        name_server=cluster.name_server,
-        consume_from="first",
-        rebalance=RebalanceSettings(persist=0.1),
-    )
 
-    @consumer.on("fragile")
     def fail(_message: object) -> None:
         raise LookupError("no such customer")
 
-    with consumer:
+    with consumer_of(cluster, "failing", "fragile", fail):
         cluster.until_consumed("failing", "fragile")
         shown = cli.record("group", "show", "failing")
     page = cli.text("group", "show", "failing")
@@ -169,31 +118,6 @@ def test_a_group_is_made_configured_paused_resumed_and_deleted(cli):
 
     assert cli.record("group", "delete", "life", "--with-topics", "--yes")["result"] == "deleted"
     assert "no broker knows group 'life'" in cli.refusal("group", "show", "life", code=1)
-
-
-def test_dry_runs_leave_a_group_as_it_is(cli):
-    cli.record("group", "create", "still")
-
-    results = [
-        cli.record("group", *words, "--dry-run")["result"]
-        for words in (
-            ("create", "other"),
-            ("update", "still", "--max-retries", "1"),
-            ("pause", "still"),
-            ("resume", "still"),
-            ("delete", "still"),
-        )
-    ]
-
-    assert results == [f"would be {what}" for what in (
-        *("created", "changed", "paused", "resumed", "deleted"),
-    )]  # fmt: skip
-    shown = cli.record("group", "show", "still")
-    assert [(each["max_retries"], each["is_enabled"]) for each in shown["settings"]] == [
-        (16, True),
-        (16, True),
-    ]
-    assert "no broker knows group 'other'" in cli.refusal("group", "show", "other", code=1)
 
 
 def test_pausing_and_deleting_need_a_yes_and_members_online_are_not_deleted_from_under(

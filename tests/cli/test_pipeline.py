@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.cli.output import Printer, drawing
-from orbitmq.cli.pipeline import LineScreen, PipelineEventRecord, drawn
+from orbitmq.cli.output import Printer
+from orbitmq.cli.pipeline import LineScreen
 from orbitmq.spark.pipelines.run import Progress, save_places
 from tests.support.command import DEADLINE, environment
 
@@ -237,37 +237,6 @@ BUSY = Progress(
     retried=3,
     dead=1,
 )
-
-
-def test_the_table_shows_batch_rates_unread_per_queue_retries_and_dead_letters():
-    text = drawing(drawn("billing", "Ctrl-C stops", [BUSY]), is_terminal=False)
-
-    head, titles, row, *rest = text.splitlines()
-    assert head == "billing  Ctrl-C stops"
-    assert titles.split() == [
-        *("query", "state", "batch", "rows", "rows/s", "took", "unread", "retried", "dead"),
-        "failed",
-    ]
-    assert row.split() == [
-        *("numbers", "running", "12", "3,400", "1,234.5", "250", "ms", "660", "3", "1"),
-        "-",
-    ]
-    assert "Unread in each queue (8 of 11 queues)" in rest
-    assert [line.split() for line in rest[3:5]] == [
-        ["numbers@broker-a:11", "110"],
-        ["numbers@broker-a:10", "100"],
-    ]
-
-
-def test_rows_that_came_too_late_are_seen(capsys):
-    late = replace(BUSY, late=1200)
-    words = "1,200 came too late for their windows and are not counted"
-
-    LineScreen(Printer(), "billing").progress([late])
-
-    assert words in drawing(drawn("billing", "", [late]), is_terminal=False)
-    assert words in capsys.readouterr().out
-    assert PipelineEventRecord.of("billing", late, 1.0).late == 1200
 
 
 def test_lines_are_written_for_batches_and_ends_and_not_for_every_look(capsys):

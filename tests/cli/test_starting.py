@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,13 +19,6 @@ import pytest
 
 #: Generous: nothing of this takes long, but the machine may be busy.
 DEADLINE = 30.0
-
-
-def two_free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        for probe in (one, other):
-            probe.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -69,8 +61,10 @@ def page(port: int, path: str) -> tuple[int, dict[str, object]]:
 
 
 @pytest.mark.parametrize(("command", "number"), [("broker", signal.SIGTERM), ("up", signal.SIGINT)])
-def test_a_signal_ends_a_broker_that_repairs_its_store_at_once(tmp_path, command, number):
-    port, http = two_free_ports()
+def test_a_signal_ends_a_broker_that_repairs_its_store_at_once(
+    tmp_path, unused_tcp_port_factory, command, number
+):
+    port, http = unused_tcp_port_factory(), unused_tcp_port_factory()
     with opening(tmp_path, http, port, command) as process:
         alive = page(http, "/healthz")
         ready = page(http, "/readyz")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.cli.top import TopGroupRecord, drains, meant, shared, trend
+from orbitmq.cli.top import meant
 from orbitmq.client.consumer.consumer import Consumer
 from tests.support.command import Started
 from tests.support.orbitmqcli import Cli
@@ -116,33 +116,6 @@ def test_keys_choose_a_group_change_the_order_and_pause(cluster, cli, busy):
 
 def test_keys_that_mean_nothing_are_passed_over():
     assert list(meant(b"\x1b[Axj\x1b[5~ \xffQ")) == ["up", "down", "p", "q"]
-
-
-def test_tables_share_the_screen():
-    assert shared(9, 3, 3, 3) == [3, 3, 3]
-    assert shared(9, 1, 20, 2) == [1, 6, 2]
-    assert shared(10, 100, 100, 100) == [4, 3, 3]
-    assert shared(2, 5, 5, 5) == [1, 1, 0]
-    assert shared(9, 0, 0, 0) == [0, 0, 0]
-
-
-def test_a_small_curve_shows_where_lag_goes():
-    assert trend([0, 5, 10]) == "▁▅█"
-    assert trend([1000, 1001]) == "▁█"
-    assert trend([7, 7]) == "▄▄"
-    assert trend([0, 0]) == trend([3]) == ""
-
-
-def test_how_long_a_backlog_takes_is_told_by_how_fast_it_shrinks():
-    def group(lag, change):
-        return TopGroupRecord(
-            group="g", state="online", members=1, lag=lag, lag_change=change, lag_seconds=1.0,
-            out_rate=5.0,
-        )  # fmt: skip
-
-    shown = [drains(group(100, -10.0)), drains(group(100, 0.0)), drains(group(100, None))]
-    assert shown == ["10 s", "never", "?"]
-    assert drains(group(0, -5.0)) == "-"
 
 
 def test_ctrl_c_ends_it_in_order(cli, busy):

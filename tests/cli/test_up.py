@@ -11,10 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +28,7 @@ from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body
 from tests.support.broker import RawClient, bodies_in, small_settings
 from tests.support.command import Started, run
+from tests.support.sparking import until
 
 #: Any free ports, data in the folder that the command is run in.
 FREE = ("--namesrv-port", "0", "--broker-port", "0")
@@ -62,15 +60,6 @@ async def until_registered(name_server: str, wanted: dict[str, str]) -> None:
     async with asyncio.timeout(20):
         while await registered(name_server) != wanted:  # noqa: ASYNC110  # another process
             await asyncio.sleep(0.05)
-
-
-def until(condition: Callable[[], object], deadline: float = 20.0) -> None:
-    """Processes of others have no event to wait for."""
-    end = time.monotonic() + deadline
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        pause.wait(0.01)
 
 
 def is_alive(pid: int) -> bool:
@@ -300,7 +289,7 @@ def test_a_console_reaches_a_name_server_that_enforces_tls(tmp_path):
                 return "broker-a" in answer.read().decode()
 
         # It looks around every few seconds.
-        until(shows_the_broker)
+        until(shows_the_broker, "the console shows the broker")
         assert up.stop() == 0
 
 
@@ -361,7 +350,7 @@ async def test_when_one_broker_dies_the_others_go_on(tmp_path, ends_by):
         client = await client_of(survivor)
         await client.stored("Orders", b"still")
         await client.close()
-        until(lambda: "the other brokers go on" in up.errors)
+        until(lambda: "the other brokers go on" in up.errors, "it says so")
         if ends_by == "Ctrl-C":
             assert up.stop(signal.SIGINT) == 0
         else:
@@ -383,7 +372,7 @@ def test_no_broker_outlives_the_command_that_started_it(tmp_path):
 
         up.process.kill()
 
-        until(lambda: not any(is_alive(pid) for pid in children))
+        until(lambda: not any(is_alive(pid) for pid in children), "all have ended")
     # They stopped in order: nothing has to be repaired.
     for name in ("broker-a", "broker-b"):
         assert not (tmp_path / "orbitmq-data" / name / "abort").exists()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orbitmq.cli.command import queue_of, seconds, time_of
 from orbitmq.cli.main import Misused
-from orbitmq.cli.output import Columns, count, facts, harmless, moment, rate, size
+from orbitmq.cli.output import Columns, count, harmless, rate, size
 from orbitmq.cli.settings import (
     JsonLines,
     LogFormat,
@@ -54,15 +54,6 @@ def test_numbers_sizes_and_shares_are_readable():
     assert (several(1, "queue"), several(2, "queue")) == ("1 queue", "2 queues")
 
 
-def test_times_are_ages_or_exact():
-    assert moment(None, 100) == "-"
-    assert moment(40, 100) == "1 min ago"
-    assert moment(160, 100) == "in 1 min"
-    assert moment(1_700_000_000.123, 0, exact=True).endswith(":20.123+00:00") or ".123" in moment(
-        1_700_000_000.123, 0, exact=True
-    )
-
-
 @given(st.text())
 def test_no_text_of_others_can_move_the_cursor(text):
     assert harmless(text).isprintable()
@@ -102,32 +93,6 @@ def test_queues_are_named_by_broker_and_number():
             queue_of("orders", text)
 
 
-def test_a_table_for_a_pipe_is_plain_and_cuts_nothing_off():
-    columns = (
-        Columns[tuple[str, int]]()
-        .text("name", lambda row: row[0], bad=lambda row: row[1] > 5)
-        .number("count", lambda row: f"{row[1]:,}")
-    )
-    rows = [("a" * 300, 1), ("\x1b[31mred", 12_345)]
-
-    plain = columns.drawn(rows, is_terminal=False).splitlines()
-
-    assert plain[0].split() == ["name", "count"]
-    assert plain[1].split() == ["a" * 300, "1"]
-    assert plain[1].endswith("     1")
-    assert plain[2].endswith("12,345")
-    assert "\x1b" not in "".join(plain)
-
-
-def test_a_table_for_a_terminal_fits_into_it():
-    columns = Columns[str]().text("name", lambda row: row)
-
-    lines = columns.drawn(["a" * 300], is_terminal=True, width=40).splitlines()
-
-    assert max(map(len, lines)) <= 40 + len("\x1b[1m\x1b[0m")
-    assert sum(line.count("a") for line in lines[1:]) == 300
-
-
 def test_wide_characters_keep_the_columns_straight_and_bad_cells_are_red(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     columns = (
@@ -143,10 +108,6 @@ def test_wide_characters_keep_the_columns_straight_and_bad_cells_are_red(monkeyp
     assert plain == ["topic   lag", "订单      7", "orders    1"]
     assert coloured[0] == "\x1b[1mtopic   lag\x1b[0m"
     assert coloured[1:] == ["订单      \x1b[31m7\x1b[0m", "orders    1"]
-
-
-def test_facts_stand_in_a_column():
-    assert facts((("a", "1"), ("long", "2\x07"))) == "a     1\nlong  2\\x07"
 
 
 # Log lines of the command, as text and as JSON.
@@ -168,16 +129,6 @@ def record(message: str = "queue gained", **fields: object) -> logging.LogRecord
     made.created, made.msecs = 0.25, 250.0
     made.__dict__.update(fields)
     return made
-
-
-def test_a_text_line_holds_the_event_and_its_fields():
-    line = TextLines().format(record(group="billing", queue="a b"))
-
-    assert line.endswith('.250 INFO    queue gained group=billing queue="a b"')
-
-
-def test_a_field_cannot_forge_a_second_line():
-    assert "\n" not in TextLines().format(record(topic="x\nERROR everything is lost"))
 
 
 def test_an_event_cannot_forge_a_second_line_or_speak_to_the_terminal():
