@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from orbitmq.console import http
 from orbitmq.console.app import api
-from orbitmq.console.http import LARGEST, MOST_SESSIONS, WINDOW, Logins, cookie_name
+from orbitmq.console.http import LARGEST, MOST_SESSIONS, Logins
 from orbitmq.console.settings import Forbidden, TooManyAttempts
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.console.conftest import die, read_only
@@ -341,18 +341,6 @@ def test_the_right_password_opens_a_session_that_ends(logins, clock):
     assert logins.session(token) is None
 
 
-def test_after_some_wrong_passwords_even_the_right_one_has_to_wait(logins, clock):
-    guess(logins, *["10.0.0.1"] * 3)
-
-    with pytest.raises(TooManyAttempts) as refused:
-        logins.log_in(PASSWORD, "10.0.0.1")
-    assert 0 < refused.value.wait <= WINDOW
-    assert logins.log_in(PASSWORD, "10.0.0.2")
-
-    clock.time += WINDOW
-    assert logins.log_in(PASSWORD, "10.0.0.1")
-
-
 def test_guessing_from_many_addresses_is_limited_as_well(logins):
     guess(logins, *(f"10.0.0.{number}" for number in range(30)))
 
@@ -368,25 +356,3 @@ def test_logging_out_ends_one_session_and_the_number_of_sessions_is_bounded(logi
 
     tokens = [logins.log_in(PASSWORD, "a") for _ in range(MOST_SESSIONS)]
     assert [logins.session(each) is None for each in (*others, tokens[-1])] == [True, True, False]
-
-
-def test_without_a_password_there_is_one_session_and_no_password_fits(clock):
-    logins = Logins(None, clock, lasts=100.0, attempts=3)
-
-    assert logins.session(None) is not None
-    guess(logins, "a")
-
-
-@pytest.mark.parametrize(
-    ("host", "name"),
-    [
-        ("localhost:8090", "orbitmq_console_8090"),
-        ("127.0.0.1:8091", "orbitmq_console_8091"),
-        ("[::1]:8092", "orbitmq_console_8092"),
-        ("[::1]", "orbitmq_console"),
-        ("console.example.org", "orbitmq_console"),
-        ("", "orbitmq_console"),
-    ],
-)
-def test_a_cookie_is_named_by_the_port_that_a_browser_asks_for(host, name):
-    assert cookie_name(host) == name

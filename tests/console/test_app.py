@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from orbitmq.client.settings import ClientSettings
-from orbitmq.console.app import STATIC, VIEWS, make_app
+from orbitmq.console.app import STATIC, VIEWS
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.errors import SettingError
-from orbitmq.testing import AsyncEmbeddedCluster
-from tests.support.consoles import settings_for
 
 
 async def test_the_interface_describes_itself(desk):
@@ -86,29 +84,6 @@ def test_nothing_is_fetched_from_elsewhere():
         text = path.read_text()
         found = [link for link in re.findall(r"https?://[^\s\"'`)]+", text) if "w3.org" not in link]
         assert found == [], path
-
-
-async def test_any_server_can_run_it():
-    async with AsyncEmbeddedCluster() as cluster:
-        app = make_app(settings_for(cluster), clock=cluster.clock)
-        async with app.router.lifespan_context(app):
-            sent: list[dict[str, object]] = []
-            scope = {
-                "type": "http", "method": "GET", "path": "/health", "raw_path": b"/health",
-                "query_string": b"", "headers": [(b"host", b"localhost")], "scheme": "http",
-                "server": ("localhost", 80), "client": ("127.0.0.1", 1), "root_path": "",
-                "http_version": "1.1", "asgi": {"version": "3.0"},
-            }  # fmt: skip
-
-            async def receive():
-                return {"type": "http.request", "body": b"", "more_body": False}
-
-            async def send(message):
-                sent.append(message)
-
-            await app(scope, receive, send)
-
-    assert sent[0]["status"] == 200
 
 
 CLIENT = ClientSettings(name_servers=("127.0.0.1:9876",))

@@ -11,23 +11,12 @@ import pytest
 from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServerStatus, runtime_info
 from orbitmq.client.admin.groups import GroupSettings
 from orbitmq.client.admin.members import Finding, FindingKind
-from orbitmq.client.admin.requests import BrokerNode, Unreachable
+from orbitmq.client.admin.requests import BrokerNode
 from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.routes import Queue
-from orbitmq.clock import SystemClock
-from orbitmq.console import checks, collect
-from orbitmq.console.checks import (
-    Check,
-    ClockWatch,
-    Observation,
-    Severity,
-    compare_clocks,
-    examine,
-    find_faults,
-    gathered,
-)
+from orbitmq.console import checks
+from orbitmq.console.checks import Check, Observation, Severity, examine, find_faults, gathered
 from orbitmq.console.collect import (
     STALLED_AFTER,
     GroupSample,
@@ -40,7 +29,7 @@ from orbitmq.console.collect import (
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
 from orbitmq.console.resends import Resent
 from orbitmq.remoting.settings import Address
-from tests.console.conftest import QUEUE, die
+from tests.console.conftest import QUEUE
 from tests.support.client import quick_settings
 from tests.support.orbitmqcli import parsed
 
@@ -221,13 +210,6 @@ def test_the_worst_comes_first_and_forty_faults_of_one_kind_are_gathered():
     assert kinds[1]["faults"] == list(faults[1:6])
 
 
-def test_a_broker_that_did_not_answer_is_named():
-    (fault,) = faults_of(unreachable=(Unreachable("broker-b", "refused"),))
-
-    assert (fault.subject, fault.weight) == ("broker-b", Severity.BAD)
-    assert "refused" in fault.text
-
-
 def pipeline(name, state, **fields):
     return Pipeline(name, PipelineReport(state=state, **fields), 0.0)
 
@@ -291,51 +273,6 @@ def test_every_kind_of_finding_in_a_group_is_a_fault_apart_from_its_remedy(kind)
     assert fault.remedy
     assert fault.command
     assert parsed(fault.command)
-
-
-def test_what_a_broker_reports_of_a_group_counts_until_its_members_were_polled():
-    text = "members of group 'billing' subscribe differently to topic 'orders'"
-    cluster = ClusterStatus((up(groupFinding_0=text),), ())
-    found = Finding(FindingKind.DIFFERENT_SUBSCRIPTIONS, "billing", text)
-
-    (before,) = faults_of(group("billing"), cluster=cluster)
-    (after,) = faults_of(group("billing", findings=(found,)), cluster=cluster)
-
-    assert (before.kind, before.link) == ("members disagree", "/groups/billing")
-    assert after.kind == "different subscriptions"
-
-
-def test_what_a_broker_reports_of_groups_that_were_not_chosen_is_left_out():
-    texts = [f"members of group {name!r} subscribe differently" for name in ("billing", "mailer")]
-    raw = {f"groupFinding_{place}": text for place, text in enumerate(texts)}
-    seen = snapshot(group("billing"), cluster=ClusterStatus((up(**raw),), ()))
-
-    everything = find_faults(Observation(snapshot=seen, now=0.0))
-    chosen = find_faults(Observation(snapshot=seen, now=0.0, only=frozenset({"billing"})))
-
-    assert len(everything) == 2
-    assert [fault.subject for fault in chosen] == ["billing"]
-
-
-def test_a_pipeline_whose_messages_fail_is_a_fault_with_its_error():
-    some = (
-        pipeline("a/b", PipelineState.FAILING, error="KeyError: 'id'", failed_share=0.96,
-                 retried=40, dead=8, group="billing"),
-        pipeline("young", PipelineState.FAILING, error="KeyError: 'id'", failed_share=1.0),
-        pipeline("well", PipelineState.RUNNING, error="KeyError: 'id'", failed_share=0.1),
-    )  # fmt: skip
-
-    faults = find_faults(Observation(snapshot=snapshot(), now=10.0, pipelines=some))
-
-    ill = {fault.subject: fault for fault in faults}
-    assert ill.keys() == {"a/b", "young"}
-    assert ill["a/b"].text == (
-        "96 % of what it handled lately failed (40 retried, 8 dead since it was started): "
-        "KeyError: 'id'"
-    )
-    assert ill["a/b"].link == "/pipelines/a%2Fb"
-    assert ill["a/b"].command == "orbitmq dlq summary billing"
-    assert ill["young"].command == "orbitmq pipeline status young --console URL"
 
 
 @pytest.mark.parametrize(
@@ -427,64 +364,3 @@ async def test_a_group_whose_handlers_hang_is_found_although_it_has_finished_not
     assert fault.command == "orbitmq group member hanging --stack"
     assert found.watched == {"hanging"}
     assert found.seconds >= 0.6
-
-
-async def test_a_group_whose_member_reports_finished_messages_is_slow_and_not_stalled(
-    watch, monkeypatch
-):
-    monkeypatch.setattr(checks, "PATIENCE", 0.4)
-    await watch.world.send(QUEUE)
-    await watch.world.consumer("client-1")
-    await watch.world.report(QUEUE, 0)
-    watch.cluster.advance(STALLED_AFTER + 30)
-
-    found = await examined(watch, seconds=0.5)
-
-    assert found.watched == {"billing"}
-    assert found.seen.snapshot.groups["billing"].still >= 0.4
-    assert stalled(found) == []
-
-
-async def test_clocks_are_compared_by_the_topics_that_can_be_read(watch, caplog):
-    sealed = [f"sealed-{number}" for number in range(4)]
-    for topic in sealed:
-        await watch.cluster.create_topic(topic, queues=1)
-        await watch.world.send(Queue(topic, "broker-a", 0))
-        await watch.admin.topics.update(topic, permission="w")
-    topics = [*sealed, "gone", "orders"]
-    # By the clock of this machine the broker's messages come from the future.
-    watch.cluster.advance(3600.0)
-    await watch.world.send(QUEUE)
-    clock = SystemClock()
-
-    async with asyncio.timeout(DEADLINE):
-        found = await compare_clocks(watch.admin, topics, clock)
-        clocks = ClockWatch(watch.admin, clock)
-        await clocks.look(topics)
-        await clocks.look(topics)
-
-    assert found.left_out.keys() == {*sealed, "gone"}
-    assert "ahead of this machine's" in found.found["broker-a"]
-    assert found.looked == 1
-    assert clocks.skews.found.keys() == {"broker-a"}
-    # Each is named once, and not with every look.
-    assert sum("without topic" in each for each in caplog.messages) == 5
-
-
-async def test_an_examination_looks_a_bounded_number_of_dead_letters_of_the_last_hour_up(
-    watch, monkeypatch
-):
-    monkeypatch.setattr(collect, "THOROUGH_LETTERS", 12)
-    groups = ("billing", "shipping", "archive")
-    for group_name in groups:
-        await watch.world.consumer(f"of-{group_name}", group=group_name)
-        await die(watch.world, 2, group=group_name)
-    watch.cluster.advance(7200.0)
-    for group_name in groups:
-        await die(watch.world, 10, start=2, group=group_name)
-
-    found = (await examined(watch, seconds=0)).seen.snapshot
-
-    assert [found.groups[each].open_letters for each in groups] == [4, 4, 4]
-    assert found.open_last_hour == 12
-    assert found.open_letters + found.unknown_letters == found.dead_letters == 36

@@ -18,7 +18,6 @@ from orbitmq.console.checks import Observation, find_faults
 from orbitmq.console.collect import BrokerTables, Collector, GroupSample, Pace, Poller, TopicPart
 from orbitmq.console.history import WINDOW, RateMeter
 from orbitmq.console.settings import ConsoleError
-from orbitmq.errors import OrbitError
 from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
@@ -273,35 +272,6 @@ def test_every_name_has_its_turn_whichever_names_are_urgent(many, size, numbers)
     assert seen == set(names)
 
 
-def test_urgent_names_have_most_of_the_turns_and_new_ones_come_first():
-    poller: Poller[str, None] = Poller(3)
-    names = [f"group-{number}" for number in range(100)]
-
-    turns = [poller.choose(names, {"group-50", "group-51"}) for _ in range(10)]
-
-    assert all({"group-50", "group-51"} <= set(turn) for turn in turns)
-    single: Poller[str, None] = Poller(1)
-    assert [single.choose(each) for each in ("ab", "bc", "abc")] == [["a"], ["b"], ["a"]]
-
-
-async def test_answers_are_kept_until_the_next_turn_and_while_requests_fail():
-    poller: Poller[str, int] = Poller(2)
-    asked: list[str] = []
-
-    async def ask(name):
-        asked.append(name)
-        if name == "b" and len(asked) > 2:
-            raise OrbitError("no answer")
-        return len(asked)
-
-    await poller.refresh(["a", "b", "c"], ask)
-    await poller.refresh(["a", "b", "c"], ask, due=["b"])
-    assert (asked, poller.answers) == (["a", "b", "b"], {"a": 1, "b": 2})
-
-    await poller.refresh(["b", "c"], ask)
-    assert poller.answers == {"b": 2, "c": 5}
-
-
 def metered(*samples):
     """A meter with samples of time, end and progress."""
     meter = RateMeter()
@@ -371,9 +341,3 @@ def test_a_group_that_keeps_up_is_never_called_falling_behind_whenever_it_commit
     # One that finishes half of it falls behind; a few seconds cannot show that.
     expected = Pace.GROWING if seconds >= WINDOW else Pace.KEEPING
     assert {seen(phase, 0.5) for phase in phases} == {expected}
-
-
-def test_the_time_until_nothing_waits_follows_from_both_rates():
-    assert group(lag=100, came=10, went=30).drains_in == 5.0
-    assert group(lag=100, came=30, went=30).drains_in is None
-    assert group().drains_in == 0.0

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
@@ -15,11 +14,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.cli.console import ConsoleService
-from orbitmq.cli.main import CommandError, PortTaken
 from orbitmq.cli.servers import Listening, Service, WithConsole
-from orbitmq.client.settings import ClientSettings
-from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 
 DEADLINE = 40.0
@@ -156,20 +151,3 @@ async def test_a_broken_history_does_not_stop_the_cluster_that_a_console_is_star
     assert places == ["name server", "console"]
     (warning,) = [each for each in caplog.messages if "in memory only" in each]
     assert str(file) in warning
-
-
-async def test_only_what_cannot_be_listened_on_is_said_to_be_a_matter_of_the_port(tmp_path):
-    (tmp_path / "file").write_text("")
-    client = ClientSettings(name_servers=("127.0.0.1:1",))
-    # Its folder is a file, which is an error of the system as a taken port is.
-    history = tmp_path / "file" / "console.sqlite"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        async with asyncio.timeout(DEADLINE):
-            with pytest.raises(PortTaken, match="--port"):
-                await ConsoleService(ConsoleSettings(client=client, port=port)).start()
-            settings = ConsoleSettings(client=client, port=0, history=history)
-            with pytest.raises(CommandError, match=r"console\.sqlite") as refused:
-                await ConsoleService(settings).start()
-
-    assert not isinstance(refused.value, PortTaken)

@@ -156,19 +156,3 @@ async def test_the_heat_map_shows_the_queue_that_stands_still(desk):
     lags = dict(zip(found["queues"], found["lags"], strict=True))
     assert lags[str(still)][-1] == 4
     assert lags[str(moving)][-1] == 0
-
-
-async def test_the_history_of_lag_is_kept(desk):
-    path = "/charts?minutes=60&series=group%2Fbilling%2Flag"
-    await desk.world.admin.groups.create("billing")
-    await desk.world.report(QUEUE, 0)
-    await desk.browser.until(path, lambda found: found["series"]["group/billing/lag"])
-
-    await desk.world.fill(QUEUE, 3)
-    found = await desk.browser.until(
-        path, lambda found: found["series"]["group/billing/lag"][-1][1] == 3
-    )
-
-    points = found["series"]["group/billing/lag"]
-    assert points[0][1] == 0
-    assert points == sorted(points)

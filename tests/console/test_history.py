@@ -46,14 +46,6 @@ async def test_peaks_outlive_the_process(tmp_path):
     assert points == [(0.0, 70.0), (float(STEP), 1.0)]
 
 
-async def test_a_level_line_is_closed_where_it_ends(history):
-    await fill(history, x=(3.0, 3.0, 3.0, 9.0, 9.0))
-
-    points = await history.since("x", 0.0)
-
-    assert points == [(0.0, 3.0), (2.0 * STEP, 3.0), (3.0 * STEP, 9.0)]
-
-
 async def test_points_older_than_a_week_are_deleted(history):
     times = (0.0, KEEP / 2, KEEP + 2.0 * STEP, KEEP + 4.0 * STEP)
     for value, at in enumerate(times, 1):
@@ -63,18 +55,6 @@ async def test_points_older_than_a_week_are_deleted(history):
 
     assert min(at for at, _ in points) > 0
     assert points[-1][1] == 3.0
-
-
-async def test_a_value_that_never_changes_is_known_after_more_than_a_week(history):
-    for stretch in range(0, 2 * KEEP, 3600):
-        await history.add(float(stretch), {"x": 7.0})
-
-    points = await history.since("x", 2.0 * KEEP - 3 * 3600)
-    everything = await history.since("x", 0.0)
-
-    assert {value for _, value in points} == {7.0}
-    # A point a day, of the last week only.
-    assert len(everything) <= 9
 
 
 async def test_the_oldest_points_are_deleted_above_the_bound_and_level_lines_written_again(history):
@@ -89,20 +69,6 @@ async def test_the_oldest_points_are_deleted_above_the_bound_and_level_lines_wri
     assert all(each[-1] == (198.0 * STEP, 198.0) and each[0][0] > 0 for each in points)
     assert {value for _, value in level} == {7.0}
     assert level[0][0] <= points[0][0][0] + 7 * 3600
-
-
-async def test_series_without_points_are_deleted(tmp_path):
-    path = tmp_path / "history.sqlite"
-    history = HistoryFile(path)
-    await history.open()
-    for at in (0.0, STEP, KEEP + 2.0 * STEP, KEEP + 3.0 * STEP):
-        await history.add(at, {"gone": 1.0} if at == 0.0 else {"stays": at})
-    await history.close()
-    with sqlite3.connect(path) as reader:
-        names = [name for (name,) in reader.execute("SELECT name FROM series")]
-    reader.close()
-
-    assert names == ["stays"]
 
 
 async def test_two_consoles_may_have_one_file(tmp_path):
@@ -177,10 +143,6 @@ def test_a_line_through_the_points_that_are_kept_is_the_line_through_all_samples
     assert [value_at(points, float(time)) for time in range(len(values))] == values
     for time, value in list(enumerate(values))[before:]:
         assert value_at(later, float(time)) == value
-
-
-def test_equal_samples_are_two_points():
-    assert series_of((time, 7) for time in range(1000)).since(0.0) == [(0.0, 7.0), (999.0, 7.0)]
 
 
 def test_a_clock_that_was_set_back_does_not_put_points_out_of_order():

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.admin.members import (
-    FindingKind,
     GroupSubscription,
     OwnedQueueInfo,
     RunningInfo,
@@ -21,19 +20,10 @@ from orbitmq.client.consumer.strategies import NAMED, share
 from orbitmq.client.routes import Queue
 from orbitmq.console import collect
 from orbitmq.console.checks import Check, examine, find_faults
-from orbitmq.console.collect import (
-    MOST_MEMBERS,
-    UNEVEN_AFTER,
-    HandlerTimes,
-    MemberPoller,
-    Uneven,
-    times_of,
-    uneven_topics,
-)
+from orbitmq.console.collect import times_of, uneven_topics
 from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.console.conftest import QUEUE
 from tests.support.client import quick_settings
-from tests.support.client_admin import FakeConsumer
 
 QUEUES = [Queue("orders", "broker-a", number) for number in range(4)]
 
@@ -64,16 +54,6 @@ def test_percentiles_are_those_of_all_members_together_that_report_them():
     assert found.p50 == found.p95 == pytest.approx(0.001, rel=0.07)
     assert (alone.p50, alone.p95, alone.p99, alone.longest) == (None, None, None, None)
     assert alone.median == 0.010
-
-
-def test_times_are_the_median_and_the_slowest_of_all_members_without_retries():
-    infos = [info(orders=(5.0, 0.5, 0.010)), info(orders=(5.0, 0.0, 0.030), idle=(0.0, 0.0, 9.0)),
-             info(orders=(0.1, 1.0, 2.0), retry_billing=(1.0, 0.0, 50.0))]  # fmt: skip
-
-    assert times_of(infos) == HandlerTimes(
-        median=0.030, slowest=2.0, ok_rate=11.1, failed_rate=1.5, pull_rate=5.0, pull_time=0.05
-    )
-    assert times_of([info(idle=(0.0, 0.0, 9.0))]) is None
 
 
 @pytest.mark.feature("D11")
@@ -141,45 +121,6 @@ async def test_a_group_that_retries_without_a_limit_is_a_fault_with_a_remedy(des
     assert [each["kind"] for each in shown["faults"]] == ["endless retries"]
 
 
-class CountedConsumer(FakeConsumer):
-    """Counts how often it is asked what it does."""
-
-    asked = 0
-
-    def running_info(self, connection, request):
-        self.asked += 1
-        return super().running_info(connection, request)
-
-
-@pytest.mark.parametrize("is_thorough", [False, True])
-async def test_members_of_a_group_are_polled_once_each_and_up_to_a_limit(watch, is_thorough):
-    count = MOST_MEMBERS + 3
-    members = [CountedConsumer(f"client-{number:02}") for number in range(count)]
-    await watch.world.send(QUEUE)
-    await watch.admin.groups.create("billing")
-    await watch.world.report(QUEUE, 0)
-    poller = MemberPoller(watch.admin, watch.cluster.clock, is_thorough=is_thorough)
-    clients = {"billing": tuple(member.client_id for member in members)}
-    try:
-        for member in members:
-            await member.start(broker.address for broker in watch.cluster.brokers)
-
-        await poller.poll(clients, ())
-        first = poller.findings["billing"]
-        await poller.poll(clients, {"billing"})
-        second = poller.findings["billing"]
-    finally:
-        for member in members:
-            await member.stop()
-
-    asked = count if is_thorough else MOST_MEMBERS
-    assert [member.asked for member in members] == [2] * asked + [0] * (count - asked)
-    assert first.findings == ()
-    # That a queue has no owner is known when all members have reported theirs.
-    kinds = {each.kind for each in second.findings}
-    assert kinds == ({FindingKind.UNOWNED_QUEUE} if is_thorough else set())
-
-
 def owned(queue, *, is_dropped=False):
     return OwnedQueueInfo(
         queue=queue,
@@ -209,13 +150,6 @@ def member(client_id, queues=(), *, topics=("orders",), dropped=(), strategy=Non
 
 def uneven(*members):
     return list(uneven_topics({each.client_id: each for each in members}))
-
-
-def test_a_member_with_two_queues_more_than_another_is_found_with_all_counts():
-    (one,) = uneven(member("a", QUEUES[:3]), member("b", QUEUES[3:]), member("c"))
-
-    assert one == Uneven("orders", (("a", 3), ("b", 1), ("c", 0)))
-    assert one.text == "a has 3 of its queues and c has none"
 
 
 RETRIES = [Queue("%RETRY%billing", "broker-a", number) for number in range(3)]
@@ -266,20 +200,6 @@ def test_what_the_usual_strategies_allocate_is_never_uneven(queues, members, str
     ]
 
     assert uneven(*shares) == []
-
-
-class Moving:
-    """A clock that a test moves ahead."""
-
-    def __init__(self, clock):
-        self._clock = clock
-        self.passed = 0.0
-
-    def now(self):
-        return self._clock.now() + self.passed
-
-    def monotonic(self):
-        return self._clock.monotonic() + self.passed
 
 
 def holding(*queues):

@@ -43,15 +43,6 @@ async def test_a_report_is_shown_with_what_is_unread_and_its_line_over_time(desk
     assert curve["series"]["pipeline/orders by city/lag"][-1][1] == 15.0
 
 
-async def test_a_group_says_that_spark_has_it(desk):
-    await desk.world.admin.groups.create("billing")
-    await desk.browser.post("/pipelines/q", REPORT, 204)
-
-    assert (await desk.browser.get("/groups/billing"))["pipelines"] == ["q"]
-    rows = (await desk.browser.until("/groups", lambda found: found["total"] == 1))["rows"]
-    assert rows[0]["pipelines"] == ["q"]
-
-
 async def test_every_field_that_a_driver_sends_is_taken_and_given_out(desk):
     sent = QueryReport(
         state="running",

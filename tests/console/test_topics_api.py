@@ -96,16 +96,6 @@ async def test_a_topic_shows_its_queues_and_who_reads_it(desk):
     assert found["last_stored_at"] - found["first_stored_at"] == pytest.approx(4.0, abs=1.0)
 
 
-async def test_what_is_in_a_topic_nobody_reads_is_counted_as_well(desk):
-    await desk.world.fill(Queue("orders", "broker-a", 0), 4)
-
-    found = await desk.browser.until(
-        "/topics?search=orders", lambda found: found["rows"][0]["messages"] == 4
-    )
-
-    assert found["rows"][0]["groups"] == 0
-
-
 async def test_the_list_says_how_long_messages_are_kept(desk):
     queue = Queue("orders", "broker-a", 0)
     await desk.world.send(queue, b"first")
