@@ -242,17 +242,7 @@ def test_messages_that_are_gone_are_told_of_or_left_out(spark, forgetful):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"startingOffset": "earliest"},
-            "unknown option 'startingoffset'; did you mean startingOffsets?",
-        ),
-        ({"startingOffsets": "latest"}, "'startingOffsets' must be earliest, group or JSON"),
         ({"schema": "queueOffset INT"}, "column 'queueOffset' is bigint, the schema says int"),
-        ({"maxOffsetsPerTrigger": "abc"}, "'maxOffsetsPerTrigger' must be a whole number"),
-        (
-            {"subExpressionType": "SQL92", "subExpression": "a >"},
-            "'subExpression' must be a condition in SQL92",
-        ),
         ({"queues": "broker-z:9"}, "'queues' must be of broker-a:0, broker-a:1"),
         ({"subscribe": "no-such-topic"}, "no broker serves topic 'no-such-topic'"),
     ],

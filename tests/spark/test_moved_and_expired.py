@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +17,7 @@ from orbitmq.client.routes import Queue
 from tests.support.brokerlives import SMALL
 from tests.support.filling import Sent, fill, numbered
 from tests.support.movingbroker import MovingBroker, moving_broker
-from tests.support.sparkheld import LONGEST, TASKS, Hold, passing
+from tests.support.sparkheld import TASKS, Hold, passing
 from tests.support.sparking import DEADLINE, in_files, into_files, stream, until
 from tests.support.sparkkilling import lag
 
@@ -163,16 +160,11 @@ def batches_of(
 def staying(folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A step of a job that lets rows pass, and then does not end while it is to be held."""
 
+    hold = passing(folder)
+
     def stay(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
-        wish = Path(folder) / "hold"
-        end = time.monotonic() + LONGEST
-        pause = threading.Event()
-        while wish.exists():
-            (Path(folder) / "holding" / str(os.getpid())).touch()
-            if time.monotonic() > end:
-                raise TimeoutError("the batch is held for too long")
-            pause.wait(0.02)
+        yield from hold(iter(()))
 
     return stay
 

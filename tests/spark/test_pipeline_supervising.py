@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from orbitmq.errors import SettingError
 from orbitmq.spark.pipelines.builtin import RateLimit
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
-from orbitmq.spark.pipelines.load import load
 from orbitmq.spark.pipelines.run import (
     End,
     Progress,
@@ -26,8 +25,6 @@ from orbitmq.spark.pipelines.run import (
     Run,
     StreamTarget,
     Supervisor,
-    check_checkpoint,
-    save_places,
 )
 from tests.support.store import HandClock
 
@@ -102,15 +99,6 @@ class Staged:
             clock=self.clock,
         )
         return supervisor.run(ended or threading.Event())
-
-
-def test_a_pipeline_that_ends_by_itself_is_finished(tmp_path):
-    staged = Staged(tmp_path, [StreamingQuery()])
-
-    report = staged.run()
-
-    assert (report.end, report.restarts, report.is_clean) == (End.FINISHED, 0, True)
-    assert [each.state for each in report.progress] == ["finished"]
 
 
 def test_failures_lead_to_restarts_with_growing_pauses_and_then_to_the_end(tmp_path):
@@ -309,78 +297,3 @@ def test_no_more_than_the_rate_passes_but_for_one_portion(rate, portions):
 
     passed = sum(portions) - portions[-1]
     assert clock.monotonic() - began == pytest.approx(passed / rate, rel=1e-6, abs=1e-6)
-
-
-# Pipelines from files.
-
-COUNTING = '''
-"""Counts."""
-
-def pipeline(run, *, rows: int, topic: str = "orders"):
-    return run.spark.range(rows)
-'''
-
-
-def test_a_pipeline_is_loaded_from_python_from_toml_or_by_its_name(tmp_path):
-    (tmp_path / "counting.py").write_text(COUNTING)
-    plan = 'pipeline = "counting.py"\nonce = true\n[options]\nrows = 3\n'
-    (tmp_path / "plan.toml").write_text(plan)
-
-    by_file, _ = load(str(tmp_path / "counting.py"))
-    by_plan, found = load(str(tmp_path / "plan.toml"))
-    ready, _ = load("archive")
-
-    assert (by_file.name, by_file.about) == ("counting", "Counts.")
-    assert by_file.values({"rows": "2"}) == {"rows": 2}
-    assert (found.once, by_plan.values(found.options)) == (True, {"rows": 3})
-    assert ready.topics({"topic": "a, b"}) == ["a", "b"]
-    assert ready.groups({}) == []
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "words"),
-    [
-        ("one.py", "x = 1", "defines no pipeline"),
-        ("one.py", "raise ValueError('no')", "line 1: ValueError: no"),
-        ("one.py", "def pipeline(): pass", "a pipeline is a function with one parameter"),
-        ("one.py", "def pipeline(run, *, a: object): pass", "option a"),
-        ("one.py", "def pipeline(run, *, a: 'Missing'): pass", "the type of option a"),
-        ("json.py", COUNTING, "the name of a module of Python"),
-        ("one.toml", "pipeline = 5", "does not say how to run a pipeline"),
-        ("one.toml", "pipeline = 'unknown'", "must be a Python file"),
-        ("one.txt", "", "is neither a Python file"),
-        ("absent.py", None, "cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_pipeline_is_refused(tmp_path, file, text, words):
-    if text is not None:
-        (tmp_path / file).write_text(text)
-
-    with pytest.raises(PipelineRefused, match=words):
-        load(str(tmp_path / file))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"row": "1"}, "has no option 'row'; do you mean rows"),
-        ({"rows": "many"}, "option rows of pipeline 'counting' must be"),
-        ({}, "needs the option.*rows"),
-    ],
-)
-def test_options_that_a_pipeline_does_not_take_are_refused(tmp_path, options, words):
-    (tmp_path / "counting.py").write_text(COUNTING)
-    definition, _ = load(str(tmp_path / "counting.py"))
-
-    with pytest.raises(PipelineRefused, match=words):
-        definition.values(options)
-
-
-def test_a_checkpoint_of_another_source_or_sink_is_refused(tmp_path):
-    save_places(str(tmp_path), {"topic": "orders", "path": Path("lake")})
-
-    check_checkpoint(str(tmp_path), {"topic": "orders", "path": "lake", "rate": 5})
-    with pytest.raises(
-        PipelineRefused, match="belongs to a run with path=lake, and this one has no"
-    ):
-        check_checkpoint(str(tmp_path), {"topic": "orders"})

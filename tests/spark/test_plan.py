@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 from hypothesis import given
@@ -12,12 +11,10 @@ from hypothesis import strategies as st
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
-from orbitmq.errors import NoRoute
 from orbitmq.spark.options import DataLost, batch_options
-from orbitmq.spark.plan import TriggerGate, batch_ends, cut, partition
+from orbitmq.spark.plan import batch_ends, partition
 from orbitmq.spark.readers import RangePartition, RocketMQBatchReader
 from orbitmq.spark.source import full_schema
-from orbitmq.spark.stream import BrokerBackoff, longest_waits
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 
@@ -91,18 +88,6 @@ def test_a_big_queue_has_a_task_of_its_own_and_keeps_its_order():
     assert len(parts) >= 2
 
 
-def test_the_longest_queue_is_cut_first():
-    parts = partition([range_of(A, 0, 100), range_of(B, 0, 900)], min_partitions=10)
-
-    assert [(part[0].queue, len(part[0])) for part in parts] == [(A, 100), *[(B, 100)] * 9]
-
-
-def test_pieces_of_a_range_differ_by_one_at_most():
-    assert [len(piece) for piece in cut(range_of(A, 3, 10), 3)] == [3, 3, 4]
-    assert cut(range_of(A, 3, 2), 5) == [range_of(A, 3, 1), range_of(A, 4, 1)]
-    assert cut(range_of(A, 3, 0), 5) == [range_of(A, 3, 0)]
-
-
 backlogs = st.dictionaries(
     st.builds(Queue, st.just("t"), st.just("a"), st.integers(0, 30)),
     st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)),
@@ -155,71 +140,6 @@ def test_a_queue_of_unknown_end_stays_where_it_is():
     assert batch_ends({A: 50, B: 0}, {B: 7}, None) == {A: 50, B: 7}
 
 
-def test_a_batch_waits_for_enough_but_not_longer_than_allowed():
-    gate = TriggerGate(100, longest=60.0)
-
-    assert gate.opens(1, now=1000.0), "how long ago the last batch was is not known"
-    assert not gate.opens(99, now=1030.0)
-    assert gate.opens(100, now=1031.0)
-    assert not gate.opens(99, now=1090.9)
-    assert gate.opens(99, now=1091.0)
-    assert not gate.opens(99, now=1092.0)
-
-
-# ---- pauses of brokers that did not answer
-
-
-def pause_after(pauses: BrokerBackoff, wait: float, *, asked: float = 100.0) -> float:
-    """How long a broker is left alone that kept us waiting, to a tenth of a second."""
-    answered = asked + wait
-    pauses.note(["a"], {"a": wait}, answered)
-    return next(
-        tenth / 10 for tenth in range(10_000) if pauses.is_over("a", answered + tenth / 10 + 1e-6)
-    )
-
-
-def test_a_broker_that_hangs_is_left_alone_for_longer_and_longer():
-    pauses = BrokerBackoff(5.0)
-
-    assert [pause_after(pauses, 3.0) for _ in range(6)] == [5.0, 6.0, 12.0, 24.0, 24.0, 24.0]
-
-
-def test_a_broker_that_refuses_does_not_pay_for_one_that_hangs():
-    pauses = BrokerBackoff(5.0)
-
-    for start in (100.0, 200.0, 300.0, 400.0):
-        pauses.note(["a", "b"], {"a": 0.01, "b": 3.0}, start + 3.0)
-
-    assert pauses.is_over("a", 408.0)
-    assert not pauses.is_over("b", 426.0)
-
-
-def test_refusals_do_not_make_the_first_hiccup_a_long_one():
-    pauses = BrokerBackoff(5.0)
-    for _ in range(6):
-        pause_after(pauses, 0.01)
-
-    assert [pause_after(pauses, 3.0) for _ in range(3)] == [5.0, 6.0, 12.0]
-
-
-def test_a_broker_counts_with_the_longest_wait_for_one_of_its_queues():
-    slow, quick, other = Queue("t", "a", 0), Queue("t", "a", 1), Queue("t", "b", 0)
-
-    assert longest_waits([slow, quick, other], {slow: 3.0, quick: 0.1}) == {"a": 3.0, "b": 0.0}
-
-
-def test_who_has_answered_begins_anew():
-    pauses = BrokerBackoff(5.0)
-    for _ in range(4):
-        pause_after(pauses, 3.0)
-
-    pauses.note(["a", "b"], {"b": 0.0}, 500.0)
-
-    assert pauses.is_over("a", 500.0)
-    assert not pauses.is_over("b", 504.0)
-    assert pause_after(pauses, 3.0, asked=600.0) == 5.0
-
-
 # ---- batch reads
 
 
@@ -245,48 +165,6 @@ def topic(cluster, topic):
     """Four queues of ten messages."""
     fill(cluster.broker_addresses[0], topic, numbered(40, queues=4))
     return topic
-
-
-def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(orbit_cluster):
-    orbit_cluster.create_topic("sales", queues=1)
-
-    with pytest.raises(NoRoute, match=r"do you mean 'sales'\? If not, create it"):
-        planned(orbit_cluster, "saels")
-
-
-@pytest.mark.parametrize(
-    ("starts", "ends", "problems", "left"),
-    [
-        (
-            (1, 99999, 0, 11),
-            None,
-            [f"broker-a:{n} is to be read from offset {at} on" for n, at in ((1, 99999), (3, 11))],
-            {0: (1, 10), 2: (0, 10)},
-        ),
-        (
-            (50, 5, 0, 99),
-            (60, 60, 0, 99),  # nothing of the last two queues
-            [f"broker-a:{n} was asked for offsets {at} to 60 (" for n, at in ((0, 50), (1, 5))],
-            {1: (5, 10)},
-        ),
-        ((1, 10, 10, 10), None, [], {0: (1, 10)}),
-    ],
-)
-def test_offsets_that_do_not_exist_are_a_loss_or_left_out(
-    cluster, topic, caplog, starts, ends, problems, left
-):
-    options = {"startingOffsets": at(topic, *starts)}
-    if ends is not None:
-        options["endingOffsets"] = at(topic, *ends)
-
-    found = planned(cluster, topic, failOnDataLoss="false", **options)
-
-    assert found == left
-    for problem in problems:
-        assert f"{topic}@{problem}" in caplog.text
-        with pytest.raises(DataLost, match=re.escape(problem)) as raised:
-            planned(cluster, topic, **options)
-        assert len(raised.value.problems) == len(problems)
 
 
 def test_the_progress_of_a_group_in_a_topic_that_was_made_anew_is_a_loss(cluster, topic):

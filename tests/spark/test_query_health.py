@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark import cloudpickle
-from pyspark.sql import SparkSession
 
 from orbitmq.spark.consuming.progress import Settled
 from orbitmq.spark.health import FEWEST, SHARE, WINDOW, FailureRate, SentBackCounts, StreamHealth
-from orbitmq.spark.pipelines.run import Run
-from orbitmq.spark.worker import query_of
 
 # ---- attempts
 
@@ -111,58 +103,3 @@ def test_a_stream_is_not_judged_by_another_or_by_its_former_run():
 
     assert (health.share(1.0), health.sent_back, health.done) == (3 / 400, Settled(retried=3), 397)
     assert counts.total() == Settled(retried=1505, dead=1)
-
-
-@pytest.mark.parametrize(
-    ("session", "stream"),
-    [
-        (
-            {"sparkContext": SimpleNamespace(getLocalProperty={"sql.streaming.queryId": "q"}.get)},
-            "q",
-        ),
-        ({"sparkContext": SimpleNamespace(getLocalProperty={}.get)}, None),
-        ({}, None),  # of Connect
-    ],
-)
-def test_rows_are_counted_for_the_stream_of_the_calling_thread(session, stream):
-    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(**session))
-
-    assert query_of(frame) == stream
-
-
-def test_a_run_can_be_pickled_without_what_belongs_to_its_process(monkeypatch):
-    """As a Connect session does with a function for batches."""
-
-    class Unmovable(SimpleNamespace):
-        def __reduce__(self) -> str:
-            raise TypeError("it cannot be sent")
-
-    here: Any = Run(
-        Unmovable(),  # type: ignore[arg-type]
-        name="billing",
-        name_server=["one:9876", "two:9876"],
-        checkpoint="folder",
-        console=Unmovable(),  # type: ignore[arg-type]
-    )
-    here.returned.add(None, settled(3, dead=1))
-
-    there = cloudpickle.loads(cloudpickle.dumps(lambda: here))()
-    there.returned.add(None, settled(1))
-
-    assert there.options == here.options == {"nameServer": "one:9876;two:9876"}
-    assert (there.name, there.checkpoint("a"), there.console) == ("billing", "folder/a", None)
-    assert here.returned.total() == Settled(retried=3, dead=1)
-    assert there.returned.total() == Settled(retried=1)
-
-
-def test_a_copy_of_a_run_has_the_session_of_the_present_batch(monkeypatch):
-    """Connect makes the function while the session is the query's, and calls it in another."""
-    own, of_the_query, of_the_batch = (SimpleNamespace() for _ in range(3))
-    here: Any = Run(own, name_server="one:9876")  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SparkSession, "active", lambda: of_the_query)
-    there: Any = copy.copy(here)
-    monkeypatch.setattr(SparkSession, "active", lambda: of_the_batch)
-
-    assert there.spark is of_the_batch
-    assert here.spark is own

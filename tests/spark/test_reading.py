@@ -116,16 +116,6 @@ def test_a_batch_whose_codec_is_missing_fails_and_is_not_left_out(decoded, monke
         decoded(Chunk(QUEUE, 0, 1, [packed]), failOnDataLoss="false")
 
 
-def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once(decoded):
-    chunks = [
-        Chunk(QUEUE, 0, 2, [batch_of(0, 4)]),
-        Chunk(QUEUE, 2, 4, [batch_of(0, 4)]),
-        Chunk(QUEUE, 4, 5, [b"\x00" * 120]),
-    ]
-
-    assert offsets(decoded(*chunks, failOnDataLoss="false")) == [0, 1, 2, 3]
-
-
 def test_compressed_messages_become_batches_of_what_they_expand_to(record_batches):
     """Some KiB at the broker may be many MiB in a column."""
     body = bytes(MIB)
@@ -165,32 +155,6 @@ def test_a_message_that_is_larger_than_a_batch_comes_by_itself(record_batches):
     last = found[-3:]
     assert [batch.column("queueOffset").to_pylist() for batch in last] == [[100], [101], [102]]
     assert [len(each.as_py()) for batch in last for each in batch.column("body")] == sizes
-
-
-def test_uncompressed_messages_stay_in_one_batch_also_after_compressed_ones(record_batches):
-    packed = record(
-        0, compress_body(bytes(MIB), COMPRESSION_ZLIB), sys_flag=COMPRESSED | COMPRESSION_ZLIB
-    )
-    plain = [record(at, bytes(1024)) for at in range(20, 3020)]
-
-    found = record_batches(
-        Chunk(QUEUE, 0, 1, [packed]),
-        Chunk(QUEUE, 10, 11, [record(10)]),
-        Chunk(QUEUE, 20, 3020, [b"".join(plain)]),
-    )
-
-    assert [batch.num_rows for batch in found] == [1, 1, 3000]
-
-
-def test_a_body_that_does_not_expand_is_null_among_those_that_do(decoded):
-    packed = compress_body(b"good", COMPRESSION_ZLIB)
-    bodies = [packed, b"no zlib stream", packed]
-    flag = COMPRESSED | COMPRESSION_ZLIB
-    pieces = [record(at, body, sys_flag=flag) for at, body in enumerate(bodies)]
-
-    found = decoded(Chunk(QUEUE, 0, 3, [b"".join(pieces)]))
-
-    assert found.column("body").to_pylist() == [b"good", None, b"good"]
 
 
 def test_a_damaged_answer_among_compressed_messages_is_left_out_alone(decoded, caplog):

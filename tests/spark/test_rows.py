@@ -77,20 +77,6 @@ def test_columns_may_be_null():
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "name", "text"),
-    [
-        ("delayLevel", 4, "DELAY", "4"),
-        ("deliverAt", datetime(2030, 1, 1, tzinfo=UTC), "TIMER_DELIVER_MS", "1893456000000"),
-    ],
-)
-def test_a_message_can_be_delivered_later(column, value, name, text):
-    found = only({"body": b"x", column: value})
-
-    assert found.is_delayed
-    assert decode_properties(found.element.properties)[name] == text
-
-
-@pytest.mark.parametrize(
     ("row", "words"),
     [
         ({"body": None}, "message.body must not be empty"),
@@ -217,26 +203,6 @@ def test_a_value_that_python_has_not_is_refused_with_its_row_and_column(column, 
     assert isinstance(second, RowRefused)
     assert isinstance(third, Written)
     assert (second.row, second.problem) == (4, said)
-
-
-def test_a_text_for_a_body_is_sent_as_its_bytes():
-    bodies = texts_of("Köln".encode(), NO_TEXT)
-    batch = pa.RecordBatch.from_arrays([bodies], names=["body"])
-
-    found = list(RowReader("orders", ORIGIN).messages(batch))
-
-    assert [each.element.body for each in found if isinstance(each, Written)] == [
-        "Köln".encode(),
-        NO_TEXT,
-    ]
-
-
-@pytest.mark.parametrize("topic", [None, "a/b"])
-def test_a_row_needs_a_topic(topic):
-    (found,) = messages([{"body": b"x", "topic": topic}], topic=None)
-
-    assert isinstance(found, RowRefused)
-    assert "message.topic is" in str(found)
 
 
 contents = st.builds(BatchElement, st.binary(max_size=4), st.integers(0, 2), st.binary(max_size=4))

@@ -15,7 +15,6 @@ from tests.support.filling import fill, make_topic, members, numbered
 from tests.support.sparking import (
     DEADLINE,
     batches,
-    for_each,
     in_files,
     into_files,
     read,
@@ -152,27 +151,6 @@ def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
     assert sorted(found) == list(range(1000, 1200))
 
 
-def test_rule_1_a_first_batch_with_rows_that_fails_is_repeated_whatever_the_options_say_then(
-    spark, cluster, topic, tmp_path
-):
-    send(cluster, topic, 40)
-    found: list[list[int]] = []
-
-    def sink(frame, _):
-        found.append(sorted(int(bytes(row.body)) for row in frame.collect()))
-        if len(found) == 1:
-            raise RuntimeError("the sink fails")
-
-    def run(**options):
-        for_each(stream(spark, cluster, topic, **options), sink, tmp_path, once=True)
-
-    with pytest.raises(Exception, match="the sink fails"):
-        run(startingOffsets="earliest")
-    run()  # from latest, by the options
-
-    assert found == [list(range(40)), list(range(40))]
-
-
 def test_rule_7_a_queue_that_appears_is_read_without_a_restart(spark, orbit_cluster, tmp_path):
     make_topic(orbit_cluster, "growing", 10, queues=1)
     options = {"metadata.cache.ttl.ms": "100", "startingOffsets": "earliest"}
@@ -187,23 +165,6 @@ def test_rule_7_a_queue_that_appears_is_read_without_a_restart(spark, orbit_clus
         query.stop()
 
     assert in_files(tmp_path) == list(range(40))
-
-
-def test_a_stream_outlives_a_restart_of_its_broker(spark, orbit_cluster, orbit_topic, tmp_path):
-    send(orbit_cluster, orbit_topic, 40)
-    frame = stream(spark, orbit_cluster, orbit_topic, group="hardy", startingOffsets="earliest")
-
-    query = into_files(frame, tmp_path)
-    try:
-        until(lambda: len(in_files(tmp_path)) == 40, "the messages before")
-        orbit_cluster.restart_broker()
-        send(orbit_cluster, orbit_topic, 40, first=40)
-        until(lambda: len(in_files(tmp_path)) == 80, "the messages after")
-        until_told(orbit_cluster, "hardy", orbit_topic, 80)
-    finally:
-        query.stop()
-
-    assert in_files(tmp_path) == list(range(80))
 
 
 @pytest.mark.feature("M5")

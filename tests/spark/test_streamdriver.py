@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from orbitmq import Admin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.ranges.cluster import Bounds, CommitResult, QueueResults
+from orbitmq.client.ranges.cluster import CommitResult, QueueResults
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.spark.options import (
@@ -200,16 +200,6 @@ def test_a_first_batch_with_rows_is_repeated_with_the_same_rows(
     assert rest == ranges((20, 25), (20, 25))
 
 
-def test_a_first_batch_whose_end_names_no_start_is_repeated_by_the_options(cluster, two_queues):
-    logged = at(two_queues, 20, 20)
-
-    with driver(cluster, two_queues, options=STARTS["offsets"]) as stream:
-        assert taken(stream, stream.initial_offset(), logged) == ranges((3, 20), (4, 20))
-        assert after(stream, logged) == logged
-    with driver(cluster, two_queues) as stream:
-        assert taken(stream, stream.initial_offset(), logged) == {}
-
-
 def test_a_stream_that_has_begun_ignores_start_options_that_became_invalid(cluster, two_queues):
     """Spark 4.0 does not say whether it has begun; it asks for ends, then for the ranges."""
     options = {"startingOffsets": json.dumps(at(two_queues, 7))}  # a queue was added since
@@ -233,35 +223,6 @@ def test_a_stream_starts_at_the_offset_of_its_group(cluster, four_queues, once):
 
     # Queues without a committed offset start at their first message.
     assert batch == {("broker-a", 0): (0, 10), ("broker-a", 1): (7, 10), ("broker-a", 3): (0, 10)}
-
-
-def test_a_stream_starts_at_a_time(orbit_cluster, orbit_topic):
-    send(orbit_cluster, orbit_topic, 40)
-    orbit_cluster.clock.advance(100)
-    options = {"startingTimestamp": str(round(orbit_cluster.clock.now() * 1000))}
-    orbit_cluster.clock.advance(100)
-    send(orbit_cluster, orbit_topic, 30, queues=3)
-
-    with (
-        driver(orbit_cluster, orbit_topic, options=options) as stream,
-        pytest.raises(SourceError, match=r"no message of .*broker-a:3 was stored at or after 2"),
-    ):
-        begun(stream)
-    options["startingOffsetsByTimestampStrategy"] = "latest"
-    with driver(orbit_cluster, orbit_topic, options=options) as stream:
-        begin = begun(stream)
-        end = after(stream, begin)
-
-    assert reached(begin) == at(orbit_topic, 10, 10, 10, 10)
-    assert reached(end) == at(orbit_topic, 20, 20, 20, 10)
-
-
-@pytest.mark.parametrize(("given", "begin"), [((3, -2, 5, 9), 5), ((3, -2, -1, 9), 10)])
-def test_a_stream_starts_at_given_offsets(cluster, four_queues, given, begin):
-    options = {"startingOffsets": json.dumps(at(four_queues, *given))}
-
-    with driver(cluster, four_queues, options=options) as stream:
-        assert reached(begun(stream)) == at(four_queues, 3, 0, begin, 9)
 
 
 @pytest.mark.parametrize(
@@ -290,18 +251,6 @@ def test_a_start_that_cannot_work_is_named(cluster, topic, options, error, words
         begun(stream)
 
 
-def test_queues_can_be_chosen(cluster, four_queues):
-    chosen = {"assign": '{"TOPIC": ["broker-a:1", "broker-a:3"]}', "startingOffsets": "earliest"}
-
-    with driver(cluster, four_queues, options=chosen) as stream:
-        start = begun(stream)
-
-        assert taken(stream, start, after(stream, start)) == {
-            ("broker-a", 1): (0, 10),
-            ("broker-a", 3): (0, 10),
-        }
-
-
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_a_topic_that_appears_under_a_pattern_is_read_from_its_first_message(orbit_cluster, start):
     for topic in ("shop-orders", "shop-invoices", "bookshop-orders"):
@@ -318,17 +267,6 @@ def test_a_topic_that_appears_under_a_pattern_is_read_from_its_first_message(orb
 
 
 # ---- ends
-
-
-def test_a_batch_takes_no_more_than_allowed(cluster, four_queues):
-    with driver(cluster, four_queues, startingOffsets="earliest") as stream:
-        position = begun(stream)
-        sizes = []
-        while (end := stream.latest_offset(position, limit=12)) != position:
-            sizes.append(sum(to - at for at, to in taken(stream, position, end).values()))
-            position = end
-
-    assert sizes == [12, 12, 12, 4]
 
 
 @pytest.mark.feature("M7")
@@ -391,37 +329,6 @@ def test_what_is_stored_between_the_requests_of_a_start_is_read(cluster, topic, 
         assert taken(stream, position, after(stream, position)) == {("broker-a", 0): (0, 1)}
 
 
-def test_a_stream_from_the_end_takes_nothing_in_its_first_batch(cluster, topic):
-    with driver(cluster, topic) as stream:
-        begin = begun(stream)
-        send(cluster, topic, 40)
-
-        assert begun(stream, once=True) == begin
-
-
-def test_a_position_without_news_is_the_same_text(cluster, four_queues):
-    """Spark compares texts, and would run empty batches without end."""
-    with driver(cluster, four_queues, startingOffsets="earliest") as stream:
-        end = after(stream, begun(stream))
-
-        assert json.dumps(after(stream, as_logged(end))) == json.dumps(end)
-        assert stream.latest_known() == reached(end)
-
-
-def test_a_queue_that_appears_is_read_from_its_first_message(orbit_cluster, orbit_topic):
-    send(orbit_cluster, orbit_topic, 40)
-    with driver(orbit_cluster, orbit_topic, startingOffsets="earliest") as stream:
-        before = after(stream, begun(stream))
-        make_topic(orbit_cluster, orbit_topic, 60, queues=6)
-
-        seen = after(stream, before)
-        first = taken(stream, before, seen)
-        second = taken(stream, seen, after(stream, seen))
-
-    assert first == ranges(*[(10, 20)] * 4)
-    assert second == {("broker-a", 4): (0, 10), ("broker-a", 5): (0, 10)}
-
-
 def test_a_batch_is_what_lies_between_two_offsets(cluster, four_queues):
     with driver(cluster, four_queues) as stream:
         same = at(four_queues, 5, 5)
@@ -441,32 +348,6 @@ def expired():
         cluster.create_topic("orders", queues=1)
         fill(cluster.broker_addresses[0], "orders", numbered(5000, size=300))
         yield cluster, forget_old(cluster, "orders")
-
-
-def test_expired_offsets_are_an_error_with_remedies_or_left_out(expired, caplog):
-    cluster, low = expired
-    start = at("orders", 7)
-
-    with driver(cluster, "orders") as stream:
-        with pytest.raises(DataLost) as raised:
-            after(stream, start)
-        with pytest.raises(DataLost, match=f"offsets 7 to 5000 .* and has {low} to 5000"):
-            stream.partitions(start, at("orders", 5000))
-    with driver(cluster, "orders", failOnDataLoss="false") as stream:
-        batch = taken(stream, start, after(stream, start))
-
-    assert batch == {("broker-a", 0): (low, 5000)}
-    for words in (
-        f"orders@broker-a:0 is to be read from offset 7 on and has {low} to 5000",
-        "failOnDataLoss to false",
-        "goes on at the present end of a queue that ends before the wanted offset",
-        "new checkpointLocation",
-        "keep messages longer",
-    ):
-        assert words in str(raised.value)
-    assert "messages are gone and left out: orders@broker-a:0 was asked for offsets 7" in (
-        caplog.text
-    )
 
 
 @pytest.mark.parametrize("trigger", ["once", "available now", "ordinary"])
@@ -575,30 +456,24 @@ def test_a_run_over_what_is_there_fails_without_a_broker_of_the_checkpoint():
 
 def hush(stream: StreamDriver, broker: str, *, patient_too: bool = False) -> list[Queue]:
     """Make a broker not answer, or only patient requests; returns the queues asked for."""
-    bounds, ends = stream.cluster.bounds, stream.cluster.ends
     asked: list[Queue] = []
 
-    def split(
-        queues: Iterable[Queue], patient: bool
-    ) -> tuple[list[Queue], dict[Queue, OrbitError]]:
-        queues = list(queues)
-        asked.extend(queues)
-        silent = [each for each in queues if each.broker == broker and (patient_too or not patient)]
-        failures: dict[Queue, OrbitError] = {
-            each: BrokerUnavailable(broker, "it hangs") for each in silent
-        }
-        return [each for each in queues if each not in silent], failures
+    def silencing(usual):
+        def ask(queues, *, patient=True):
+            queues = list(queues)
+            asked.extend(queues)
+            hung: dict[Queue, OrbitError] = {
+                each: BrokerUnavailable(broker, "it hangs")
+                for each in queues
+                if each.broker == broker and (patient_too or not patient)
+            }
+            found = usual([each for each in queues if each not in hung], patient=patient)
+            return QueueResults(found.values, hung)
 
-    def some_bounds(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[Bounds]:
-        others, failures = split(queues, patient)
-        return QueueResults(bounds(others, patient=patient).values, failures)
+        return ask
 
-    def some_ends(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
-        others, failures = split(queues, patient)
-        return QueueResults(ends(others, patient=patient).values, failures)
-
-    stream.cluster.bounds = some_bounds  # type: ignore[method-assign]
-    stream.cluster.ends = some_ends  # type: ignore[method-assign]
+    stream.cluster.bounds = silencing(stream.cluster.bounds)  # type: ignore[method-assign]
+    stream.cluster.ends = silencing(stream.cluster.ends)  # type: ignore[method-assign]
     return asked
 
 
@@ -755,32 +630,6 @@ def test_a_batch_in_which_a_queue_appeared_is_repeated_with_the_same_rows(pair, 
         everything = as_logged(after(stream, start, once=True))
     with driver(pair, half_hidden, options=FUTURE) as stream:
         assert taken(stream, start, everything) == {("broker-b", 0): (0, 10)}
-
-
-def test_a_queue_whose_start_is_not_known_waits_and_delays_no_other(pair, half_hidden, caplog):
-    topic, clock = half_hidden, ManualClock()
-    with driver(pair, topic, clock=clock, startingTimestamp="1") as stream:
-        start = begun(stream)
-        allow(pair, topic, "RW")
-        at_times = stream.cluster.at_times
-        asked: list[Queue] = []
-
-        def silent(times, *, patient=True):
-            asked.extend(times)
-            return QueueResults(failures=dict.fromkeys(times, OrbitError("no answer")))
-
-        stream.cluster.at_times = silent  # type: ignore[method-assign]
-        without = after(stream, start)
-        assert after(stream, without) == without
-        stream.cluster.at_times = at_times  # type: ignore[method-assign]
-        too_soon = after(stream, without)
-        clock.time += 1.0
-        with_it = after(stream, without)
-
-    assert reached(without) == {topic: {"broker-a:0": 10}} == reached(too_soon)
-    assert len(asked) == 1
-    assert reached(with_it) == {topic: {"broker-a:0": 10, "broker-b:0": 0}}
-    assert f"the start of {topic}@broker-b:0 is not known yet: no answer" in caplog.text
 
 
 # ---- whose checkpoint it is
@@ -1055,47 +904,6 @@ def test_a_mark_that_has_expired_is_no_loss_and_is_replaced(expired):
         assert marks_in(end)[queue].offset == 4999
 
 
-def test_marks_cost_a_message_of_each_queue_now_and_then_and_not_with_every_batch(cluster, topic):
-    send(cluster, topic, 400)
-    clock = ManualClock()
-    with driver(cluster, topic, clock=clock, startingOffsets="earliest") as stream:
-        asked: list[Queue] = []
-        stored_at = stream.cluster.stored_at
-
-        def noted(offsets):
-            asked.extend(offsets)
-            return stored_at(offsets)
-
-        stream.cluster.stored_at = noted  # type: ignore[method-assign]
-        position = begun(stream)
-        for _ in range(20):
-            end = stream.latest_offset(position, limit=16)
-            taken(stream, position, end)
-            position = end
-            clock.time += 1.0
-        in_twenty_batches = len(asked)
-        clock.time += 30.0
-        stream.latest_offset(position, limit=16)
-
-    # Four queues: read once, later checked and renewed.
-    assert (in_twenty_batches, len(asked)) == (4, 12)
-
-
-def test_marks_are_renewed_also_when_most_checks_find_nothing_new(cluster, read_up):
-    topic, position = read_up
-    queue, clock, offsets = Queue(topic, "broker-a", 0), ManualClock(), []
-    with driver(cluster, topic, clock=clock) as stream:
-        for _ in range(4):
-            for _ in range(3):
-                assert after(stream, position) == position
-                clock.time += 10.1
-            send(cluster, topic, 10, queues=1)
-            position = after(stream, position)
-            offsets.append(marks_in(position)[queue].offset)
-
-    assert offsets == [19, 29, 39, 49]
-
-
 def test_a_silent_broker_keeps_its_marks(cluster, read_up):
     topic, start = read_up
     send(cluster, topic, 10, queues=1)
@@ -1174,31 +982,6 @@ def test_a_commit_that_fails_is_tried_again_and_stops_nothing(cluster, four_queu
 
     assert too_soon.get(("broker-a", 2)) != 10
     assert cluster.progress(group, topic)["broker-a", 2] == 10
-
-
-def test_a_broker_that_hangs_delays_few_commits_and_none_to_others(pair, on_both):
-    topic, group, clock, hung = on_both, f"hangs-{on_both}", ManualClock(), 0.0
-    with driver(pair, topic, group=group, clock=clock) as stream:
-        report, began = stream.cluster.report, clock.time
-
-        def hanging(positions):
-            nonlocal hung
-            silent = [each for each in positions if each.broker == "broker-b"]
-            if silent:
-                clock.time += 6.0
-                hung += 6.0
-            assert not report({q: at for q, at in positions.items() if q not in silent}).failures
-            return CommitResult(
-                dict.fromkeys(silent, SourceError("no")), dict.fromkeys(silent, 6.0)
-            )
-
-        stream.cluster.report = hanging  # type: ignore[method-assign]
-        for step in range(400):
-            stream.finished({topic: {"broker-a:0": 1 + step // 100, "broker-b:0": 1}})
-            assert pair.progress(group, topic) == {("broker-a", 0): 1 + step // 100}
-            clock.time += 2.0
-
-    assert 12.0 <= hung <= 0.15 * (clock.time - began)
 
 
 def test_commits_are_repeated_for_a_broker_that_lost_them_and_set_nobody_back(cluster, four_queues):

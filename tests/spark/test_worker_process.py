@@ -7,26 +7,21 @@ import inspect
 import logging
 import os
 import re
-import select
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pyspark
 import pytest
 from pyspark import SparkContext, daemon
-from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.util import handle_worker_exception
 
-from orbitmq.spark import session, worker
 from orbitmq.spark.options import DataLost, SourceError, cause_of, stream_options, write_options
 from orbitmq.spark.pipelines.run import session_settings
 from orbitmq.spark.readers import PlainStreamReader, StreamReader, stream_reader
@@ -41,18 +36,13 @@ from orbitmq.spark.worker import (
     WorkerCache,
     WorkerFailed,
     cause_first,
-    exit_quietly,
     freeze_modules,
     pyspark_features,
 )
 from orbitmq.spark.write import RocketMQRowStreamWriter, stream_writer
 from tests.support.filling import fill, numbered
-from tests.support.sparking import DEADLINE, read, run_module, stream, until
+from tests.support.sparking import DEADLINE, run_module, stream
 from tests.support.sparkquiet import FAILING
-
-ROOT = Path(__file__).parents[2]
-#: Says that a worker ends with an error when Java does not listen any more; PySpark 4.1 and on.
-_FAILS_AT_A_FLUSH = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 
 
 @pytest.mark.timeout(360)  # a worker is closed when it had nothing to do for a minute
@@ -74,55 +64,6 @@ def test_a_local_session_says_nothing_unless_something_is_wrong(
     assert "TopicMissing: no broker serves topic 'missing'" in after
 
 
-def test_a_worker_of_ours_that_java_leaves_alone_says_nothing():
-    assert what_a_worker_says(QUIET_DAEMON) == ""
-
-
-def what_a_worker_says(daemon: str) -> str:
-    """Start a daemon as Java does, have it fork a worker, and break that one's connection.
-
-    Over TCP and with a secret, as all versions of PySpark can.
-    """
-    others = {name: text for name, text in os.environ.items() if "UNIX_DOMAIN" not in name}
-    process = subprocess.Popen(
-        [sys.executable, "-m", daemon, "pyspark.worker"],
-        env={
-            **others,
-            "PYTHONPATH": str(ROOT / "src"),
-            "PYTHON_WORKER_FACTORY_SECRET": "secret",
-            _FAILS_AT_A_FLUSH: "1",
-        },
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], 30)
-        assert readable, "the daemon does not say where it listens"
-        (port,) = struct.unpack(">i", process.stdout.read(4))
-        with socket.create_connection(("127.0.0.1", port), 30) as connection:
-            (worker,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
-            connection.sendall(struct.pack(">i", 6) + b"secret")
-            assert connection.recv(6, socket.MSG_WAITALL) == struct.pack(">i", 2) + b"ok"
-            # Closed at once, and not when the other side is ready for it.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        until(lambda: not is_alive(worker), "the worker ends")
-        _, said = process.communicate(timeout=30)  # it ends with its standard input
-    finally:
-        process.kill()
-        process.wait(30)
-    return said.decode()
-
-
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_a_worker_whose_connection_is_closed_has_done_its_work(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # restored afterwards
 
@@ -139,18 +80,6 @@ def test_a_worker_whose_connection_is_closed_has_done_its_work(monkeypatch):
     here, there = socket.socketpair()
     with here, there:
         assert QuietWorker(writes)(here, True) == 0
-
-
-def test_a_worker_of_pysparks_daemon_is_wrapped_once(runs_as):
-    main = runs_as(PYSPARK_DAEMON, worker=lambda *_: 0)
-
-    exit_quietly()
-    first = main.worker
-    exit_quietly()
-
-    assert isinstance(first, QuietWorker)
-    assert main.worker is first
-    assert main.worker() == 0
 
 
 @pytest.mark.parametrize(
@@ -315,13 +244,6 @@ def test_an_error_of_a_task_that_writes(spark, cluster):
     assert cause_of(str(raised.value)).startswith("TopicMissing: no broker serves topic")
 
 
-def test_an_error_of_the_process_that_plans(spark, cluster):
-    with pytest.raises(AnalysisException) as raised:
-        read(spark, cluster, "missing").count()
-
-    assert said_first(raised.value).startswith("orbitmq.errors.NoRoute: no broker serves")
-
-
 def test_an_error_of_the_process_of_a_stream(spark, cluster, tmp_path):
     rows = stream(spark, cluster, "missing")
     query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
@@ -450,28 +372,6 @@ def test_an_unknown_version_is_not_patched_and_this_is_logged(caplog):
     assert "spark.python.daemon.module" not in settings
     assert "PySpark 9.9.1 is not one of the versions that OrbitMQ knows" in caplog.text
     assert len(caplog.records) == 1
-
-
-@pytest.mark.parametrize(("version", "starts"), [("4.0.1", 1), ("4.3.0", 1), ("9.9.1", 0)])
-def test_java_is_started_here_only_with_a_known_version(monkeypatch, version, starts):
-    """PySpark starts it otherwise."""
-    found = pyspark_features(version)
-    monkeypatch.setattr(worker, "pyspark_features", lambda: found)
-    monkeypatch.setattr(SparkContext, "_gateway", None)
-    started: list[object] = []
-    monkeypatch.setattr(session, "start_gateway", started.append)
-    monkeypatch.setattr(SparkContext, "__init__", lambda *_, **__: None)
-
-    session.start_java({"spark.master": "local"})
-
-    assert len(started) == starts
-
-
-def test_a_missing_internal_is_named_with_the_version():
-    frame: Any = object()
-
-    with pytest.raises(worker.PySparkDiffers, match=f"PySpark {pyspark.__version__} does not give"):
-        worker.analyzed_plan(frame)
 
 
 def test_the_installed_version_is_what_the_table_says():

@@ -14,7 +14,7 @@ from orbitmq import Admin
 from orbitmq.javahash import java_hash
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
-from tests.support.sparking import into_topic, read, run_over, stream, until
+from tests.support.sparking import into_topic, stream, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -194,24 +194,6 @@ def test_a_stream_into_a_topic_that_does_not_exist_ends_before_it_sends(
 def exists(cluster: EmbeddedCluster, topic: str) -> bool:
     with Admin(name_server=cluster.name_server) as admin:
         return topic in {each.name for each in admin.topics.list()}
-
-
-# ---- options
-
-
-def test_an_unknown_option_is_refused_by_every_kind_of_query(spark, cluster, topic, tmp_path):
-    said = "unknown option 'maxbytespertrigger'; did you mean maxOffsetsPerTrigger"
-    wrong = {"maxBytesPerTrigger": "1k"}
-    frame = stream(spark, cluster, topic)
-
-    with pytest.raises(Exception, match=said):
-        read(spark, cluster, topic, **wrong).collect()
-    with pytest.raises(Exception, match=said):
-        run_over(stream(spark, cluster, topic, **wrong), tmp_path / "read")
-    with pytest.raises(Exception, match=said):
-        write(spark.range(1).selectExpr("'x' AS body"), cluster, topic=topic, **wrong)
-    with pytest.raises(StreamingQueryException, match=said):
-        into_topic(frame.select("body"), cluster, tmp_path / "write", topic=topic, **wrong)
 
 
 # ---- tables of SQL

@@ -74,13 +74,6 @@ def into_topic(frame: DataFrame, cluster: Cluster, checkpoint: Path, **options: 
     _to_the_end(writer.options(**options), checkpoint)
 
 
-def for_each(
-    frame: DataFrame, function: Callable[[DataFrame, int], None], checkpoint: Path, **trigger: bool
-) -> None:
-    """Call a function for the batches of what a stream finds, and end."""
-    _to_the_end(frame.writeStream.foreachBatch(function), checkpoint, **trigger)
-
-
 def _to_the_end(writer: DataStreamWriter, checkpoint: Path, **trigger: bool) -> None:
     writer = writer.option("checkpointLocation", str(checkpoint))
     query = writer.trigger(**(trigger or {"availableNow": True})).start()

@@ -24,7 +24,6 @@ from orbitmq.spark.consuming.progress import (
     PipelineState,
 )
 from orbitmq.spark.consuming.queues import BatchPlan, Piece
-from tests.support.sparking import until
 from tests.support.store import HandClock
 
 DEADLINE = 60.0
@@ -153,14 +152,6 @@ def test_a_queue_whose_tasks_fail_three_times_in_a_row_makes_a_group_failing(gro
     assert seen == [False, False, False, True]
 
 
-def test_missing_messages_are_counted(group):
-    for missing in (7, 3):
-        group.batch(PieceReport(place=0, finished=10, missing=missing))
-
-    last = group.progress().last_batch
-    assert (last and last.missing, group.progress().missing) == (3, 10)
-
-
 def test_a_task_that_fails_beside_others_is_reported_and_ends_no_pipeline(group):
     for _ in range(3 * group.driver.batch.failures):
         group.batch([BROKEN, PieceReport(place=1, finished=5000, done=5000)], messages=5000)
@@ -217,56 +208,6 @@ def test_an_error_that_ends_the_batches_is_reported_and_ends_the_pipeline(group)
     assert group.stops == [1]
 
 
-def test_a_stop_while_brokers_are_asked_starts_no_batch(group):
-    def plan():
-        group.loop.stop()
-        return pieces(1)
-
-    group.plan_by(plan)
-    group.outcome = AssertionError("a job is run")
-    group.loop.run()
-
-    # The next owner of the queues waits until the batch is settled.
-    assert group.settled == [[]]
-    assert group.loop.progress(PipelineState.STOPPED).batches == 0
-
-
-def test_a_stop_cancels_a_job_that_starts_only_then():
-    """A cancellation reaches the jobs that Spark has, and this one comes later."""
-    cancelled = [threading.Event() for _ in range(3)]
-    names: set[str] = set()
-
-    class Jobs(SimpleNamespace):
-        is_running = True
-
-        def begin(self) -> None:
-            names.add(threading.current_thread().name)
-            assert cancelled[-1].wait(DEADLINE)
-            raise RuntimeError("cancelled")
-
-        def cancel(self) -> None:
-            next(each for each in cancelled if not each.is_set()).set()
-
-    group = Group(Jobs(), stop=0.01)
-    group.plan_by(lambda: pieces(1))
-    group.loop.start(threading.Event())
-    until(lambda: bool(names), "the job starts")
-    group.loop.stop()
-
-    assert names.isdisjoint(each.name for each in threading.enumerate())
-    assert group.settled == [[]]
-
-
-def test_in_order_queues_wait_for_the_tasks_of_a_job_that_has_failed(group):
-    group.driver.options.ordered = True
-
-    group.batch(LOST)
-
-    (report,) = group.settled[-1]
-    assert (report.place, report.finished, report.is_postponed) == (0, 0, True)
-    assert report.pause == group.driver.batch.seconds + READY
-
-
 @pytest.mark.parametrize("is_connect", [False, True])
 def test_a_session_that_has_ended_does_not_prevent_a_stop(is_connect):
     def gone(tag):
@@ -285,54 +226,11 @@ def test_a_session_that_has_ended_does_not_prevent_a_stop(is_connect):
     assert not jobs.is_running
 
 
-@pytest.mark.parametrize("outcome", [[DONE], LOST])
-def test_jobs_of_a_listener_of_batches_are_not_cancelled_with_the_batch(group, caplog, outcome):
-    """They run on the same thread."""
-    tags: set[str] = set()
-    in_batch, in_listener, cancelled = [], [], threading.Event()
-
-    def job(*_, **more):
-        in_batch.append(len(tags))
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def listener(_):
-        in_listener.append(len(tags))
-        assert cancelled.wait(DEADLINE)
-
-    group.spark.sparkContext = SimpleNamespace(
-        defaultParallelism=1,
-        addJobTag=tags.add,
-        removeJobTag=tags.remove,
-        cancelJobsWithTag=lambda _: cancelled.set(),
-    )
-    group.driver.batch = replace(group.driver.batch, stop=0.2)
-    group.plan_by(lambda: pieces(1))
-    loop = BatchLoop(group.spark, group.driver, listener, run_batch=job)
-    loop.start(threading.Event())
-    until(lambda: bool(in_listener), "the listener is called")
-    loop.stop()
-
-    assert (in_batch, in_listener) == ([1], [0])
-    assert "its messages come again" not in caplog.text
-
-
 def test_an_unfinished_message_at_the_head_makes_no_batch_smaller(group):
     for _ in range(2):
         group.batch(PieceReport(place=0, finished=0, beyond=(1, 5000)), messages=5000)
 
     assert group.limits[-1] >= 5000
-
-
-def test_a_batch_has_as_many_tasks_as_the_session_runs_then(group):
-    tasks = []
-    for cores in (2, 8):
-        group.spark.sparkContext = SimpleNamespace(defaultParallelism=cores)
-        group.batch(PieceReport(place=0, finished=50), messages=1000)
-        tasks.append(group.progress().last_batch.tasks)
-
-    assert tasks == [2, 8]
 
 
 # ---- a batch as a Spark job
@@ -397,11 +295,6 @@ def test_in_order_a_second_attempt_handles_nothing_and_postpones_its_queues(run)
     assert "attempt" in report.error
 
 
-@pytest.mark.parametrize(("attempt", "is_ordered"), [(0, True), (1, False)])
-def test_other_tasks_handle_their_pieces(run, attempt, is_ordered):
-    assert run(attempt=attempt, is_ordered=is_ordered) == PieceReport(place=0, finished=30)
-
-
 def test_in_order_an_error_of_a_task_is_reported_and_not_left_to_spark(run):
     """Spark would try the task again, and accept an attempt that does nothing."""
     report = run(worker_for=lacks_a_module)
@@ -409,11 +302,6 @@ def test_in_order_an_error_of_a_task_is_reported_and_not_left_to_spark(run):
     assert (report.place, report.finished) == (0, 10)
     assert report.task_error.startswith("ModuleNotFoundError: No module named 'billing'")
     assert "Traceback" in report.task_error
-
-
-def test_an_error_of_other_tasks_is_left_to_spark(run):
-    with pytest.raises(ModuleNotFoundError):
-        run(is_ordered=False, worker_for=lacks_a_module)
 
 
 @pytest.mark.parametrize(

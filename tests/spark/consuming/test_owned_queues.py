@@ -9,14 +9,13 @@ import pytest
 
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.admin.resets import ResetTo
-from orbitmq.client.consumer.progress import MemoryProgress, end_offset
+from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock
-from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.remoting.settings import Address
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues
@@ -126,17 +125,6 @@ async def test_a_hand_over_waits_for_the_batch_and_its_commit(bench):
     assert (await queues.plan(100)).pieces == ()
 
 
-async def test_a_queue_that_is_in_no_batch_is_handed_over_immediately(bench):
-    queues = bench.queues()
-    owned = bench.own(queues)
-    bench.own(queues, OTHER)
-
-    assert await queues.drain(owned, 0.0)
-    queues.end(owned)
-
-    assert planned_queues(await queues.plan(100)) == [OTHER]
-
-
 async def test_results_for_a_lost_queue_are_dropped(bench):
     queues = bench.queues()
     owned = bench.own(queues)
@@ -152,31 +140,6 @@ async def test_results_for_a_lost_queue_are_dropped(bench):
 
 
 # ---- in order
-
-
-async def test_in_order_a_failing_message_pauses_its_queue_alone(bench):
-    clock = HandClock()
-    queues = bench.queues(ordered=True, clock=clock)
-    for queue in (QUEUE, OTHER):
-        bench.own(queues, queue, lock=LockStub())
-    first = await queues.plan(20)
-    places = {queue: place for place, queue in enumerate(planned_queues(first))}
-
-    await queues.settle(
-        first,
-        [
-            PieceReport(place=places[QUEUE], finished=4, attempts={4: 2, 5: 1}, pause=0.2),
-            PieceReport(place=places[OTHER], finished=10),
-        ],
-    )
-    second = await queues.plan(20)
-    await queues.settle(second, [])
-    clock.advance(0.2)
-    third = await queues.plan(20)
-
-    assert planned_queues(second) == [OTHER]
-    (piece,) = [each for each in third.pieces if each.range.queue == QUEUE]
-    assert (piece.range.start, piece.attempts) == (4, {4: 2, 5: 1})
 
 
 @pytest.mark.parametrize("is_in_batch", [False, True])
@@ -220,13 +183,6 @@ async def test_in_order_attempts_of_messages_that_a_task_did_not_reach_are_kept(
     assert [piece.attempts for piece in following.pieces] == [{5: 3, 6: 2}]
 
 
-async def test_in_order_a_queue_without_its_lock_is_not_planned(bench):
-    queues = bench.queues(ordered=True)
-    bench.own(queues, lock=LockStub(held=False))
-
-    assert (await queues.plan(100)).pieces == ()
-
-
 async def test_an_offset_beyond_the_end_is_set_back_without_its_attempts(bench):
     """The broker lost the end of its log, and uses the offsets for other messages."""
     queues = bench.queues(ordered=True)
@@ -246,59 +202,6 @@ async def test_an_offset_beyond_the_end_is_set_back_without_its_attempts(bench):
 # ---- resets
 
 
-@pytest.mark.parametrize("offset", [3, 90])
-async def test_a_batch_whose_task_saw_a_reset_counts_no_more(bench, offset):
-    queues = bench.queues()
-    bench.own(queues, at=10)
-    planned = await queues.plan(50)
-
-    missing = await queues.settle(planned, finished(60, missing=7, reset_to=offset))
-
-    assert ranges(await queues.plan(1000)) == [(offset, 100)]
-    assert bench.progress.kept == {QUEUE: offset}
-    assert missing == 0
-
-
-@pytest.mark.parametrize("offset", [0, 40, 90])
-async def test_a_reset_of_a_queue_that_no_task_pulls_is_followed(bench, monkeypatch, offset):
-    monkeypatch.setattr("orbitmq.spark.consuming.queues.COMPARE_EVERY", 0.0)
-    queues = bench.queues()
-    bench.own(queues)
-    await queues.settle(await queues.plan(60), finished(60))
-
-    await bench.reset(offset)
-    second = await queues.plan(100)
-    await queues.settle(second, finished(100))
-    following = await queues.plan(100)
-
-    assert ranges(second) == [(offset, 100)]
-    assert following.pieces == ()
-    assert bench.progress.kept == {QUEUE: 100}
-    # The broker may forget it.
-    assert await pending_reset(bench.engine, "billing", QUEUE, 100, keep=True) is None
-
-
-@pytest.mark.parametrize("committed", [40, 90])
-async def test_an_offset_that_another_client_commits_is_replaced_if_it_stays(
-    bench, monkeypatch, caplog, committed
-):
-    """It may be a lost commit; or that of the next owner, which is left alone at first."""
-    monkeypatch.setattr("orbitmq.spark.consuming.queues.COMPARE_EVERY", 0.0)
-    queues = bench.queues()
-    bench.own(queues)
-    await queues.settle(await queues.plan(60), finished(60))
-    await queues.settle(await queues.plan(100), [])
-
-    bench.progress.kept[QUEUE] = committed
-    await queues.settle(await queues.plan(100), [])
-    at_first = bench.progress.kept[QUEUE]
-    following = await queues.plan(100)
-
-    assert ranges(following) == [(60, 100)]
-    assert (at_first, bench.progress.kept[QUEUE]) == (committed, 60)
-    assert caplog.text.count("another client commits") == 1
-
-
 async def test_a_reset_of_a_lost_queue_is_left_to_its_next_owner(bench):
     queues = bench.queues()
     owned = bench.own(queues, at=10)
@@ -313,57 +216,6 @@ async def test_a_reset_of_a_lost_queue_is_left_to_its_next_owner(bench):
 
 
 # ---- brokers and tasks that fail
-
-
-async def test_a_broker_that_does_not_answer_is_not_asked_for_a_while(bench, monkeypatch):
-    """One that hangs would delay the others at every batch."""
-    monkeypatch.setattr("orbitmq.spark.consuming.queues.SILENCE", 3600.0)
-    asked: list[Queue] = []
-
-    async def end(engine, queue):
-        asked.append(queue)
-        if queue.broker == "broker-x":
-            raise OrbitError("it hangs")
-        return await end_offset(engine, queue)
-
-    monkeypatch.setattr("orbitmq.spark.consuming.queues.end_offset", end)
-    queues = bench.queues()
-    bench.own(queues, AWAY)
-    bench.own(queues)
-    # Known from before.
-    queues.state(AWAY).end = 100
-
-    for _ in range(3):
-        planned = await queues.plan(10)
-        assert planned_queues(planned) == [QUEUE]
-        # So the group does not look idle.
-        assert list(planned.errors) == [AWAY]
-        await queues.settle(planned, [])
-    bench.own(queues, AWAY_TOO)
-
-    assert sorted((await queues.plan(10)).errors) == [AWAY, AWAY_TOO]
-    assert asked == [AWAY, QUEUE, QUEUE, QUEUE, QUEUE]
-
-
-async def test_a_broker_that_refuses_one_queue_is_asked_for_the_others(bench, monkeypatch):
-    monkeypatch.setattr("orbitmq.spark.consuming.queues.SILENCE", 3600.0)
-
-    async def end(engine, queue):
-        if queue == OTHER:
-            raise BrokerRefused(1, "no", "127.0.0.1:1", 30)
-        return await end_offset(engine, queue)
-
-    monkeypatch.setattr("orbitmq.spark.consuming.queues.end_offset", end)
-    queues = bench.queues()
-    bench.own(queues)
-    bench.own(queues, OTHER)
-
-    for _ in range(2):
-        planned = await queues.plan(10)
-        await queues.settle(planned, [])
-
-    assert planned_queues(planned) == [QUEUE]
-    assert list(planned.errors) == [OTHER]
 
 
 async def test_known_messages_of_a_broker_that_is_away_are_planned_if_it_has_a_replica(

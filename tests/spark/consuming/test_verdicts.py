@@ -17,17 +17,16 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  # the name that everybody uses
 from pyspark.sql import types
 
-from orbitmq.client.admin.admin import Admin
 from orbitmq.client.consumer.verdict import DEAD, DeadLetter, Failure, Retry
 from orbitmq.client.idempotence import Idempotence, SeenInSqlite
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.connections import QueueRange, RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.message.stored import StoredMessage
 from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
 from orbitmq.spark.consuming.progress import ReturnFailed, RowsRefused, Settled
-from orbitmq.spark.consuming.returns import SendBackClient, SendBackResult, neighbours
+from orbitmq.spark.consuming.returns import SendBackClient, SendBackResult
 from orbitmq.spark.consuming.verdicts import (
     NO_PLACE,
     OPTIONAL,
@@ -36,9 +35,7 @@ from orbitmq.spark.consuming.verdicts import (
     check_columns,
     messages_of,
 )
-from orbitmq.spark.consuming.worker import send_back_clients
-from orbitmq.testing.cluster import EmbeddedCluster
-from tests.support.filling import Sent, fill, make_topic, numbered
+from tests.support.filling import Sent, fill, make_topic
 from tests.support.sparking import DEADLINE, numbers, read, stream, until
 
 if TYPE_CHECKING:
@@ -60,16 +57,12 @@ def judging() -> Callable[[ReceivedMessage], None]:
     return judge
 
 
-def filled(cluster: EmbeddedCluster, topic: str, count: int = 40) -> None:
-    fill(cluster.broker_addresses[0], topic, numbered(count, queues=4))
-
-
 def bodies(frame: DataFrame) -> list[int]:
     return sorted(int(bytes(row.body)) for row in frame.select("body").collect())
 
 
 def test_every_row_gets_a_verdict(spark, cluster, topic):
-    filled(cluster, topic)
+    make_topic(cluster, topic, 40, queues=4)
 
     found = process(read(spark, cluster, topic), judging(), workers=4)
 
@@ -88,7 +81,7 @@ def test_every_row_gets_a_verdict(spark, cluster, topic):
 
 
 def test_handlers_of_batches_and_coroutines_judge_rows_too(spark, cluster, topic):
-    filled(cluster, topic)
+    make_topic(cluster, topic, 40, queues=4)
     frame = read(spark, cluster, topic)
 
     def first_two(messages):
@@ -109,8 +102,7 @@ def test_handlers_of_batches_and_coroutines_judge_rows_too(spark, cluster, topic
 @pytest.mark.feature("M11")
 @pytest.mark.feature("M12")
 def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(spark, orbit_cluster, tmp_path):
-    orbit_cluster.create_topic("orders", queues=4)
-    filled(orbit_cluster, "orders", 20)
+    make_topic(orbit_cluster, "orders", 20, queues=4)
     server = orbit_cluster.name_server
     fail = judging()
     good = str(tmp_path / "good")
@@ -172,8 +164,7 @@ def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(
 ):
     from pyspark.sql.functions import expr  # only where Spark is
 
-    orbit_cluster.create_topic("orders", queues=4)
-    filled(orbit_cluster, "orders", 4)
+    make_topic(orbit_cluster, "orders", 4, queues=4)
     server = orbit_cluster.name_server
     given_up = "CASE WHEN body = '3' THEN 'dead' ELSE outcome END"
     with (
@@ -279,8 +270,6 @@ def test_what_cannot_work_is_said_on_the_driver(spark, cluster, topic):
 
     with pytest.raises(RowsRefused, match="has no column body"):
         process(frame.drop("body"), judging())
-    with pytest.raises(RowsRefused, match="column body must be binary, it is string"):
-        process(frame.withColumn("body", frame["body"].cast("string")), judging())
     with pytest.raises(RowsRefused, match="error, which are there already"):
         process(frame.withColumnRenamed("tags", "error"), judging())
     with pytest.raises(RowsRefused, match="no column outcome"):
@@ -289,14 +278,6 @@ def test_what_cannot_work_is_said_on_the_driver(spark, cluster, topic):
         process(frame, judging(), workers=0)
     with pytest.raises(SettingError, match="takes no argument"):
         process(frame, lambda: None)  # type: ignore[arg-type,misc]
-
-
-def test_neighbouring_rows_are_looked_up_together():
-    one, other = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
-
-    found = neighbours([(one, 9), (one, 3), (other, 4), (one, 5), (one, 500), (one, 3)])
-
-    assert found == [QueueRange(one, 3, 10), QueueRange(one, 500, 501), QueueRange(other, 4, 5)]
 
 
 # ---- verdicts that are kept
@@ -567,15 +548,6 @@ def test_a_column_of_another_type_is_refused_before_any_task(column, kind, said)
     assert said in str(raised.value)
 
 
-def test_columns_that_are_not_used_may_be_anything():
-    odd = frame(
-        tags=types.IntegerType(), queueId=types.LongType(), bornTimestamp=types.StringType()
-    )
-
-    check_columns(odd, REQUIRED)
-    check_columns(frame(bornTimestamp=types.StringType()), REQUIRED, optional=OPTIONAL)
-
-
 # ---- sending back
 
 
@@ -588,9 +560,9 @@ def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(orbit_cluste
         topic="orders", stored_body=b"gone", queue_offset=77, physical_offset=NO_PLACE
     )
     (there,) = orbit_cluster.messages("orders")
-    returner = SendBackClient(
-        RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None
-    )
+
+    access = RangeAccess(name_servers=(orbit_cluster.name_server,))
+    returner = SendBackClient(access, "billing", None)
     returner.start()
 
     try:
@@ -609,92 +581,3 @@ def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(orbit_cluste
     (copy,) = orbit_cluster.messages("%RETRY%billing")
     assert (copy.body, copy.reconsume_times) == (b"gone", 1)
     assert [each.body for each in orbit_cluster.messages("%DLQ%billing")] == [there.body]
-
-
-@pytest.mark.parametrize(
-    ("limit", "is_there", "dead", "retried"),
-    [
-        (0, True, 3, 0),
-        (1, True, 0, 3),
-        # A copy of it goes to the retry topic, and carries the limit.
-        (0, False, 3, 0),
-        (1, False, 1, 2),
-    ],
-)
-def test_what_is_dead_is_counted_by_the_limit_of_the_group(
-    orbit_cluster, limit, is_there, dead, retried
-):
-    make_topic(orbit_cluster, "orders", 3, queues=1)
-    with Admin(name_server=orbit_cluster.name_server) as admin:
-        admin.groups.create("billing", max_retries=limit)
-    queue = Queue("orders", "broker-a", 0)
-    failed = [
-        StoredMessage.build(
-            topic="orders",
-            stored_body=stored.stored_body,
-            queue_offset=stored.queue_offset,
-            physical_offset=stored.physical_offset if is_there else NO_PLACE,
-        )
-        for stored in orbit_cluster.messages("orders")
-    ]
-    tried = [0, 0, 0 if is_there else 1]
-    returner = SendBackClient(
-        RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None
-    )
-    returner.start()
-
-    try:
-        fates = returner.send_back(
-            [
-                (ReceivedMessage(stored, queue, "billing", times), Failure(reason="no"))
-                for stored, times in zip(failed, tried, strict=True)
-            ]
-        )
-    finally:
-        returner.stop()
-
-    assert (fates.count(SendBackResult.DEAD), fates.count(SendBackResult.RETRIED)) == (
-        dead,
-        retried,
-    )
-    assert len(orbit_cluster.messages("%DLQ%billing")) == dead
-
-
-class Rows(SimpleNamespace):
-    """A DataFrame of failed rows whose step of a job runs here."""
-
-    def __getitem__(self, _: str) -> Any:
-        return SimpleNamespace(eqNullSafe=lambda _: False)
-
-    def where(self, _: object) -> Rows:
-        return self
-
-    def select(self, *_: str) -> Rows:
-        return self
-
-    def mapInArrow(self, send: Any, _schema: str) -> Any:  # noqa: N802  # Spark's name
-        found = [row for batch in send(iter([self.batch])) for row in batch.to_pylist()]
-        return SimpleNamespace(collect=lambda: [SimpleNamespace(**row) for row in found])
-
-
-def test_failed_rows_go_back_as_the_broker_has_them(orbit_cluster):
-    make_topic(orbit_cluster, "orders", 3)
-    names = {"outcome": pa.array(["retry", "dead", "dead"]), "error": pa.array(["no"] * 3)}
-    columns = frame(outcome=types.StringType(), error=types.StringType())
-    rows: Any = Rows(
-        batch=places(3, **names),
-        columns=columns.columns,
-        schema=columns.schema,
-        _explain_string=lambda mode: "",
-    )
-
-    try:
-        settled = settle(rows, "billing", name_server=orbit_cluster.name_server)
-    finally:
-        send_back_clients.clear()
-
-    assert settled == Settled(retried=1, dead=2)
-    letters = orbit_cluster.messages("%DLQ%billing")
-    # The rows have another body.
-    assert sorted(bytes(each.body) for each in letters) == [b"1", b"2"]
-    assert {each.properties["DLQ_REASON"] for each in letters} == {"no"}

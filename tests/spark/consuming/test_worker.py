@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -19,19 +19,16 @@ from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeConnections
 from orbitmq.client.ranges.read import Chunk, Pulls, read_ranges
 from orbitmq.client.routes import Queue
-from orbitmq.message.record import BATCH_MASK, RecordInvalid
+from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import StoredMessage, encode_batch
 from orbitmq.spark.consuming.pipeline import Definition, Handled
 from orbitmq.spark.consuming.queues import Piece
-from orbitmq.spark.consuming.worker import Worker, WorkItem, broker_patience, by_topic_and_broker
+from orbitmq.spark.consuming.worker import Worker
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered, stop_broker
 
 QUEUE = Queue("orders", "broker-a", 0)
-OTHER = Queue("orders", "broker-a", 1)
 DRIVER = "127.0.0.1@driver"
-
-Made = Callable[..., Worker]
 
 
 @pytest.fixture
@@ -79,20 +76,6 @@ def sent(cluster: EmbeddedCluster, count: int) -> None:
     fill(cluster.broker_addresses[0], "orders", numbered(count))
 
 
-def test_only_the_messages_of_the_pieces_are_handled(worker, orbit_cluster):
-    sent(orbit_cluster, 100)
-    seen: list[int] = []
-    busy = worker(lambda message: seen.append(message.queue_offset))
-
-    reports = busy.handle([(1, piece(60, 70)), (0, piece(5, 25))], 10)
-    (again,) = busy.handle([(0, piece(25, 30))], 10)
-
-    assert sorted(seen) == [*range(5, 30), *range(60, 70)]
-    found = {each.place: (each.finished, each.done, each.error) for each in reports}
-    assert found == {0: (25, 20, None), 1: (70, 10, None)}
-    assert (again.finished, again.done, again.error) == (30, 5, None)
-
-
 @pytest.mark.parametrize("ordered", [True, False])
 def test_after_the_time_limit_no_call_begins_and_running_ones_are_waited_for(
     worker, orbit_cluster, ordered
@@ -111,35 +94,6 @@ def test_after_the_time_limit_no_call_begins_and_running_ones_are_waited_for(
     # Without a gap: only messages that no handler has seen come again.
     assert sorted(seen) == list(range(report.finished))
     assert (report.done, report.beyond, report.error) == (report.finished, (), None)
-
-
-@pytest.mark.parametrize(
-    ("ordered", "time_left", "brokers", "expected"),
-    [
-        (True, 1.2, 3, 0.2),
-        (True, 1.2, 2, 0.3),
-        (True, 1.2, 1, 0.6),
-        # Enough to notice that a master is away and to ask its replica.
-        (False, 10.0, 4, 4.0),
-        (False, 10.0, 2, 5.0),
-        (False, 10.0, 1, 20.0),
-    ],
-)
-def test_a_broker_gets_its_share_of_the_time(ordered, time_left, brokers, expected):
-    found = broker_patience(time_left, brokers, most=20.0, ordered=ordered)
-
-    assert found == pytest.approx(expected)
-
-
-def test_brokers_that_did_not_answer_the_driver_are_read_last():
-    def work(broker, *, is_doubtful):
-        whole = QueueRange(Queue("orders", broker, 0), 0, 1)
-        return WorkItem.of(0, Piece(whole, is_doubtful=is_doubtful), now=0.0, lock=None)
-
-    items = [work("broker-a", is_doubtful=True), work("broker-b", is_doubtful=False)]
-
-    found = [some[0].piece.range.queue.broker for some in by_topic_and_broker(items)]
-    assert found == ["broker-b", "broker-a"]
 
 
 def test_handlers_have_ended_when_a_task_fails(worker, orbit_cluster, monkeypatch):
@@ -185,32 +139,6 @@ def test_a_failed_message_that_nobody_takes_back_is_not_finished(worker, orbit_c
     assert report.kept >= 1
     assert (report.retried, report.dead) == (0, 0)
     assert report.error == "no such customer"
-
-
-def test_in_order_a_failure_ends_the_work_on_its_queue(worker, orbit_cluster):
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(40, queues=2))
-    seen: list[tuple[int, int, int]] = []
-
-    def fail(message):
-        seen.append((message.queue.id, message.queue_offset, message.attempt))
-        if message.queue.id == 0 and message.queue_offset == 7:
-            raise ValueError("not yet")
-
-    other = Queue("orders", "broker-a", 1)
-    busy = worker(fail, ordered=True, suspend=0.5)
-    reports = busy.handle([(0, piece(0, 20)), (1, piece(0, 20, queue=other))], 10)
-    (again,) = busy.handle([(0, piece(7, 20, attempts=reports[0].attempts))], 10)
-
-    failing, fine = sorted(reports, key=lambda report: report.place)
-    assert (failing.finished, failing.attempts, failing.pause) == (7, {7: 1}, 0.5)
-    assert failing.error == "ValueError: not yet"
-    assert (fine.finished, fine.done, fine.pause) == (20, 20, None)
-    assert [place for place in seen if place[0] == 0] == [
-        *((0, offset, 1) for offset in range(8)),
-        (0, 7, 2),
-    ]
-    assert (again.finished, again.attempts) == (7, {7: 2})
-    assert (failing.failed, fine.failed, again.failed) == (1, 0, 1)
 
 
 def test_in_order_every_message_of_a_failing_batch_keeps_its_attempts(worker, orbit_cluster):
@@ -329,49 +257,6 @@ def test_a_broker_that_is_away_is_an_error_of_its_pieces_alone(worker):
     failed, fine = sorted(reports, key=lambda report: report.place)
     assert (failed.finished, fine.finished, fine.error) == (0, 10, None)
     assert "Unavailable" in (failed.error or "")
-
-
-def test_a_queue_that_cannot_be_read_is_an_error_of_its_pieces_alone(
-    worker, orbit_cluster, monkeypatch
-):
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(20, queues=2))
-
-    def damaged(*given, **more):
-        for chunk in read_ranges(*given, **more):
-            if chunk.queue == QUEUE:
-                raise RecordInvalid(0, "damaged")
-            yield chunk
-
-    monkeypatch.setattr("orbitmq.spark.consuming.worker.read_ranges", damaged)
-    busy = worker(lambda message: None)
-    reports = busy.handle([(0, piece(0, 10)), (1, piece(0, 10, queue=OTHER))], 20)
-
-    failed, fine = sorted(reports, key=lambda report: report.place)
-    assert (failed.finished, failed.done) == (0, 0)
-    assert "damaged" in (failed.error or "")
-    assert (fine.finished, fine.done, fine.error) == (10, 10, None)
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_a_queue_whose_progress_is_reset_is_left_and_the_others_are_not(
-    worker, orbit_cluster, ordered
-):
-    fill(orbit_cluster.broker_addresses[0], "orders", numbered(40, queues=2))
-    seen: list[tuple[int, int]] = []
-    busy = worker(
-        lambda message: seen.append((message.queue.id, message.queue_offset)), ordered=ordered
-    )
-    reset(orbit_cluster, QUEUE, 3)
-
-    reports = busy.handle([(0, piece(10, 20)), (1, piece(10, 20, queue=OTHER))], 20)
-    hear(orbit_cluster, QUEUE)
-    (again,) = busy.handle([(0, piece(3, 20))], 20)
-
-    moved, fine = sorted(reports, key=lambda report: report.place)
-    assert (moved.finished, moved.done, moved.reset_to) == (10, 0, 3)
-    assert (fine.finished, fine.reset_to, fine.error) == (20, None, None)
-    assert (again.finished, again.reset_to) == (20, None)
-    assert sorted(seen) == [*((0, at) for at in range(3, 20)), *((1, at) for at in range(10, 20))]
 
 
 def test_a_reset_to_where_the_group_is_waits_for_the_driver_to_hear_of_it(worker, orbit_cluster):
