@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,13 +24,18 @@ from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.sparking import DEADLINE, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def run_in(spark: SparkSession, cluster: EmbeddedCluster, folder: Path) -> Run:
-    server = cluster.name_server
-    return Run(spark, name="tested", name_server=server, checkpoint=folder / "ck", once=True)
+@pytest.fixture
+def run_in(spark, orbit_cluster, tmp_path):
+    """Makes runs over what is there, whose checkpoints are in a folder."""
+
+    def make(folder: str = ".") -> Run:
+        server, checkpoint = orbit_cluster.name_server, tmp_path / folder / "ck"
+        return Run(spark, name="tested", name_server=server, checkpoint=checkpoint, once=True)
+
+    return make
 
 
 def to_the_end(query: StreamingQuery) -> None:
@@ -44,20 +48,16 @@ def bodies(cluster: EmbeddedCluster, topic: str) -> list[bytes]:
 
 
 def test_archive_keeps_every_message_once_by_day_and_reports_progress(
-    spark, orbit_cluster, tmp_path
+    run_in, spark, orbit_cluster, tmp_path
 ):
     orbit_cluster.create_topic("kept", queues=2)
     orbit_cluster.send("kept", *[b"%d" % number for number in range(20)], tags="paid")
     orbit_cluster.send("kept", b"unwanted", tags="other")
     lake = tmp_path / "lake"
 
-    to_the_end(
-        archive(run_in(spark, orbit_cluster, tmp_path), topic="kept", path=lake, tags="paid")
-    )
+    to_the_end(archive(run_in(), topic="kept", path=lake, tags="paid"))
     orbit_cluster.send("kept", *[b"%d" % number for number in range(20, 25)], tags="paid")
-    to_the_end(
-        archive(run_in(spark, orbit_cluster, tmp_path), topic="kept", path=lake, tags="paid")
-    )
+    to_the_end(archive(run_in(), topic="kept", path=lake, tags="paid"))
 
     rows = spark.read.parquet(str(lake))
     kept = sorted(int(bytes(row.body)) for row in rows.collect())
@@ -91,7 +91,7 @@ def test_a_day_begins_at_midnight_of_the_zone_whatever_the_zone_of_the_session(s
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
-def test_transform_sends_what_a_query_makes_of_json_bodies(spark, orbit_cluster, tmp_path):
+def test_transform_sends_what_a_query_makes_of_json_bodies(run_in, spark, orbit_cluster):
     for topic in ("orders", "big", "rows"):
         orbit_cluster.create_topic(topic, queues=2)
     for cents in (50, 150, 250):
@@ -101,7 +101,7 @@ def test_transform_sends_what_a_query_makes_of_json_bodies(spark, orbit_cluster,
 
     to_the_end(
         transform(
-            run_in(spark, orbit_cluster, tmp_path / "a"),
+            run_in("a"),
             topic="orders",
             into="big",
             schema=schema,
@@ -111,7 +111,7 @@ def test_transform_sends_what_a_query_makes_of_json_bodies(spark, orbit_cluster,
     )
     to_the_end(
         transform(
-            run_in(spark, orbit_cluster, tmp_path / "b"),
+            run_in("b"),
             topic="orders",
             into="rows",
             schema=schema,
@@ -125,17 +125,13 @@ def test_transform_sends_what_a_query_makes_of_json_bodies(spark, orbit_cluster,
     assert not spark.catalog.tableExists("messages")
 
 
-def test_statistics_count_messages_and_bytes_of_windows(spark, orbit_cluster, tmp_path):
+def test_statistics_count_messages_and_bytes_of_windows(run_in, orbit_cluster):
     for topic in ("counted", "numbers"):
         orbit_cluster.create_topic(topic, queues=2)
     orbit_cluster.send("counted", *[b"12345"] * 8, tags="paid")
     orbit_cluster.send("counted", b"123")
 
-    to_the_end(
-        statistics(
-            run_in(spark, orbit_cluster, tmp_path), topic="counted", into="numbers", window=86_400.0
-        )
-    )
+    to_the_end(statistics(run_in(), topic="counted", into="numbers", window=86_400.0))
 
     found: dict[str | None, tuple[int, int]] = {}
     for body in bodies(orbit_cluster, "numbers"):
@@ -145,14 +141,14 @@ def test_statistics_count_messages_and_bytes_of_windows(spark, orbit_cluster, tm
     assert found == {"paid": (8, 40), None: (1, 3)}
 
 
-def test_statistics_say_what_they_left_out(spark, orbit_cluster, tmp_path):
+def test_statistics_say_what_they_left_out(run_in, orbit_cluster, tmp_path):
     """Batches that are cut take a part of each topic, and the older one comes too late."""
     for topic in ("older", "newer"):
         orbit_cluster.create_topic(topic, queues=1)
     orbit_cluster.send("older", *[b"x"] * 3)
     orbit_cluster.advance(3600)
     orbit_cluster.send("newer", *[b"x"] * 3)
-    run = run_in(spark, orbit_cluster, tmp_path)
+    run = run_in()
 
     # What the first batch says about time, Spark holds against rows from the third one on.
     query = statistics(run, topic="older,newer", path=tmp_path / "out", max_per_batch=2)
@@ -161,8 +157,8 @@ def test_statistics_say_what_they_left_out(spark, orbit_cluster, tmp_path):
     assert StreamTarget(query, run).look().late == 1
 
 
-def test_a_table_is_shown_and_a_stream_without_a_sink_is_refused(spark, orbit_cluster, tmp_path):
-    run = run_in(spark, orbit_cluster, tmp_path)
+def test_a_table_is_shown_and_a_stream_without_a_sink_is_refused(run_in, spark, orbit_cluster):
+    run = run_in()
     table = spark.range(2)
 
     assert started(table, run) == ([], table)
@@ -170,12 +166,12 @@ def test_a_table_is_shown_and_a_stream_without_a_sink_is_refused(spark, orbit_cl
         started(run.stream("orders"), run)
 
 
-def test_what_goes_back_is_counted_for_the_stream_that_gave_it(spark, orbit_cluster, tmp_path):
+def test_what_goes_back_is_counted_for_the_stream_that_gave_it(run_in, orbit_cluster):
     """Streams of one run, at the same time: Spark says whose batch a thread works on."""
     for topic in ("bad", "good"):
         orbit_cluster.create_topic(topic, queues=1)
         orbit_cluster.send(topic, *[b"%d" % number for number in range(8)])
-    run = run_in(spark, orbit_cluster, tmp_path)
+    run = run_in()
     are_watched = threading.Event()
 
     def refuse(message):
@@ -207,15 +203,15 @@ def test_what_goes_back_is_counted_for_the_stream_that_gave_it(spark, orbit_clus
 
 
 def test_backfill_sends_what_archive_kept_once_and_later_files_by_the_next_run(
-    spark, orbit_cluster, tmp_path
+    run_in, orbit_cluster, tmp_path
 ):
     for topic in ("first", "again"):
         orbit_cluster.create_topic(topic, queues=2)
     sent = [b"%d" % number for number in range(12)]
     orbit_cluster.send("first", *sent, tags="t", keys=("k",), properties={"region": "eu"})
     lake = tmp_path / "lake"
-    to_the_end(archive(run_in(spark, orbit_cluster, tmp_path / "a"), topic="first", path=lake))
-    filling = run_in(spark, orbit_cluster, tmp_path / "b")
+    to_the_end(archive(run_in("a"), topic="first", path=lake))
+    filling = run_in("b")
 
     to_the_end(backfill(filling, path=lake, into="again", where="body <> '11'", rate=10_000))
     to_the_end(backfill(filling, path=lake, into="again", where="body <> '11'", rate=10_000))
@@ -229,14 +225,14 @@ def test_backfill_sends_what_archive_kept_once_and_later_files_by_the_next_run(
 
 
 def test_backfill_repeats_a_batch_under_the_same_ids_whatever_the_number_of_tasks(
-    spark, orbit_cluster, tmp_path
+    run_in, spark, orbit_cluster, tmp_path
 ):
     orbit_cluster.create_topic("repeated", queues=2)
     table = tmp_path / "table"
     # An equal body in each file: two messages, not one twice.
     frame = spark.range(30).selectExpr("CAST(id % 15 AS STRING) AS body", "'own' AS identity")
     frame.repartition(3).write.parquet(str(table))
-    run = run_in(spark, orbit_cluster, tmp_path)
+    run = run_in()
 
     to_the_end(backfill(run, path=table, into="repeated"))
     shutil.rmtree(tmp_path / "ck" / "tested" / "commits")
@@ -248,11 +244,13 @@ def test_backfill_repeats_a_batch_under_the_same_ids_whatever_the_number_of_task
     assert set(ids.values()) == {2}
 
 
-def test_backfill_keeps_to_its_rate_and_makes_messages_of_any_table(spark, orbit_cluster, tmp_path):
+def test_backfill_keeps_to_its_rate_and_makes_messages_of_any_table(
+    run_in, spark, orbit_cluster, tmp_path
+):
     orbit_cluster.create_topic("paced", queues=1)
     table = tmp_path / "table"
     spark.range(30).selectExpr("id", "concat('u-', id) AS user").write.parquet(str(table))
-    run = run_in(spark, orbit_cluster, tmp_path)
+    run = run_in()
 
     to_the_end(backfill(run, path=table, into="paced", rate=20.0, keys="user", tags="'backfilled'"))
 
@@ -262,10 +260,10 @@ def test_backfill_keeps_to_its_rate_and_makes_messages_of_any_table(spark, orbit
     assert {each.properties["KEYS"] for each in messages} == {f"u-{n}" for n in range(30)}
 
 
-def test_triage_groups_samples_exports_and_replays_once(spark, orbit_cluster, tmp_path):
+def test_triage_groups_samples_exports_and_replays_once(run_in, spark, orbit_cluster, tmp_path):
     orbit_cluster.create_topic("billed", queues=2)
     die(orbit_cluster, "billed", "billing", 5)
-    run = run_in(spark, orbit_cluster, tmp_path)
+    run = run_in()
 
     looked = {row["reason"]: row for row in triage(run, group="billing", sample=2).collect()}
     exported = triage(run, group="billing", export=tmp_path / "letters", form="json").collect()
