@@ -10,7 +10,7 @@ from playwright.async_api import expect
 
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
-from tests.browser.chromium import PHONE, watched
+from tests.browser.chromium import DESK, PHONE, watched
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -51,15 +51,26 @@ async def test_no_view_is_left_out():
     assert [view for view in views if not is_tested(view)] == []
 
 
-async def test_every_view_is_drawn(desk, stage):
-    member = await stage.member("mailer")
-    for path, word in VIEWS.items():
-        page = await desk.open(path.format(member=member))
+@pytest.mark.parametrize(("viewport", "scheme"), [(DESK, "light"), (PHONE, "dark")])
+async def test_every_view_is_drawn_and_readable(browser, stage, viewport, scheme):
+    async with watched(browser, stage.url, viewport=viewport, color_scheme=scheme) as screen:
+        member = await stage.member("mailer")
+        for path, word in VIEWS.items():
+            page = await screen.open(path.format(member=member))
 
-        await expect(page.locator("main")).to_contain_text(word)
-        await expect(page.locator("h1")).to_have_count(1)
-        assert await desk.overflow() <= 0, path
-        assert desk.errors == [], path
+            await expect(page.locator("main")).to_contain_text(word)
+            await expect(page.locator("h1")).to_have_count(1)
+            assert await screen.overflow() <= 0, path
+            assert screen.errors == [], path
+            # Nothing that is to be read is smaller than a phone shows it.
+            small = await page.evaluate(
+                """[...document.querySelectorAll("main *")].filter((each) =>
+                    each.childNodes.length && [...each.childNodes].some((node) =>
+                        node.nodeType === 3 && node.data.trim()) &&
+                    each.getClientRects().length && !each.closest("svg") &&
+                    parseFloat(getComputedStyle(each).fontSize) < 11).length"""
+            )
+            assert small == 0, path
 
 
 async def test_an_address_that_means_no_view_is_said_to_be_none_with_the_way_back(desk):
@@ -72,24 +83,6 @@ async def test_an_address_that_means_no_view_is_said_to_be_none_with_the_way_bac
     desk.errors.clear()
     await page.locator("nav a", has_text="Topics").click()
     await expect(page.locator("h1")).to_have_text("Topics")
-
-
-async def test_every_view_is_readable_on_a_phone(browser, stage):
-    async with watched(browser, stage.url, viewport=PHONE, color_scheme="dark") as phone:
-        member = await stage.member("mailer")
-        for path, word in VIEWS.items():
-            page = await phone.open(path.format(member=member))
-            await expect(page.locator("main")).to_contain_text(word)
-            assert await phone.overflow() <= 0, path
-            # Nothing that is to be read is smaller than a phone shows it.
-            small = await page.evaluate(
-                """[...document.querySelectorAll("main *")].filter((each) =>
-                    each.childNodes.length && [...each.childNodes].some((node) =>
-                        node.nodeType === 3 && node.data.trim()) &&
-                    each.getClientRects().length && !each.closest("svg") &&
-                    parseFloat(getComputedStyle(each).fontSize) < 11).length"""
-            )
-            assert small == 0, path
 
 
 async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk):
