@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
 import pytest
 
-from orbitmq.errors import BrokerRefused
-from orbitmq.spark.options import UnnamedReadRefused, batch_options
-from orbitmq.spark.read import read_partition
-from orbitmq.spark.source import full_schema
-from orbitmq.wire.codes import ResponseCode
 from tests.support.command import Started
 from tests.support.sparking import run_module
 
@@ -86,30 +80,3 @@ def test_everything_works_with_the_right_keys_and_nothing_tells_them(guarded, tm
         assert secret not in done.stdout
         assert secret not in done.stderr
         assert secret.encode() not in kept
-
-
-@pytest.mark.parametrize(
-    ("code", "remark", "group", "comes"),
-    [
-        (16, "no SUB permission on group 'TOOLS_CONSUMER'", None, UnnamedReadRefused),
-        (16, "No default permission for group:TOOLS_CONSUMER", None, UnnamedReadRefused),  # Apache
-        (16, "no SUB permission on topic 'orders'", None, BrokerRefused),
-        (16, "no SUB permission on group 'archive'", "archive", BrokerRefused),
-        (1, "no room for TOOLS_CONSUMER", None, BrokerRefused),
-    ],
-)
-def test_only_who_named_no_group_is_told_how_to_name_one(monkeypatch, code, remark, group, comes):
-    def refuse(*_, **__):
-        raise BrokerRefused(ResponseCode(code), remark, "localhost:10911", 11)
-
-    monkeypatch.setattr("orbitmq.spark.read.read_ranges", refuse)
-    given = {"nameServer": "localhost:9876", "subscribe": "orders"}
-    options = batch_options(given | ({} if group is None else {"group": group}), {})
-
-    with pytest.raises(comes) as raised:
-        list(read_partition([], options.read, full_schema()))
-
-    assert type(raised.value) is comes
-    assert remark in str(raised.value)
-    if comes is UnnamedReadRefused:  # it goes from a worker to the driver
-        assert str(copy.copy(raised.value)) == str(raised.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +16,7 @@ from hypothesis import strategies as st
 from orbitmq.errors import SettingError
 from orbitmq.spark.pipelines.builtin import RateLimit
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
-from orbitmq.spark.pipelines.run import (
-    End,
-    Progress,
-    QueryWatch,
-    Restarting,
-    RestartPolicy,
-    Run,
-    StreamTarget,
-    Supervisor,
-)
+from orbitmq.spark.pipelines.run import End, Progress, Restarting, RestartPolicy, Run, Supervisor
 from tests.support.store import HandClock
 
 DEADLINE = 20.0
@@ -213,60 +204,9 @@ def test_what_is_no_pipelines_outcome_is_refused_and_nothing_is_left_running(tmp
     assert query.is_stopped
 
 
-# What is seen.
-
-
 def run_of(**options: Any) -> Run:
     spark: Any = SimpleNamespace()
     return Run(spark, name="staged", name_server="127.0.0.1:9876", **options)
-
-
-def report_of(
-    batch: int, rows: int, second: int, late: Sequence[int] = (), **sources: str | None
-) -> Any:
-    return SimpleNamespace(
-        batchId=batch,
-        numInputRows=rows,
-        timestamp=f"2026-01-01T00:00:{second:02}.000Z",
-        batchDuration=500,
-        processedRowsPerSecond=rows * 2.0,
-        sources=[SimpleNamespace(**sources)] if sources else [],
-        stateOperators=[SimpleNamespace(numRowsDroppedByWatermark=each) for each in late],
-    )
-
-
-def test_rows_are_counted_once_and_idle_reports_change_nothing():
-    query: Any = StreamingQuery(lasts=-1)
-    watch = QueryWatch()
-    end, latest = '{"t": {"a:0": 5, "a:1": 2}}', '{"t": {"a:0": 9, "a:1": 2}}'
-    query.recentProgress = [report_of(0, 3, 1), report_of(1, 4, 2)]
-    query.lastProgress = query.recentProgress[-1]
-    watch.look(query)
-    query.recentProgress.append(report_of(2, 5, 3, endOffset=end, latestOffset=latest))
-    query.lastProgress = query.recentProgress[-1]
-    watch.look(query)
-    query.recentProgress.append(report_of(3, 0, 4))
-    query.lastProgress = query.recentProgress[-1]
-
-    assert watch.look(query)
-    assert not watch.look(query)
-    assert (watch.batch, watch.rows, watch.rows_per_second) == (2, 12, 10.0)
-    assert watch.lag == {"t@a:0": 4, "t@a:1": 0}
-
-
-def test_rows_that_came_too_late_are_counted_and_told_of(caplog):
-    query: Any = StreamingQuery(lasts=-1)
-    target = StreamTarget(query, run_of())
-    seen = []
-    for batch, late in enumerate([(), (3, 1), (0,), (2,)]):
-        query.recentProgress.append(report_of(batch, 5, batch + 1, late))
-        query.lastProgress = query.recentProgress[-1]
-        seen.append(target.look().late)
-        target.look()
-
-    assert seen == [0, 4, 4, 6]
-    told = [record.getMessage() for record in caplog.records]
-    assert [text.split(" rows came after")[0] for text in told] == ["fake: 4", "fake: 2"]
 
 
 # Settings and the rate.

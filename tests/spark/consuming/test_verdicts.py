@@ -17,24 +17,13 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  # the name that everybody uses
 from pyspark.sql import types
 
-from orbitmq.client.consumer.verdict import DEAD, DeadLetter, Failure, Retry
+from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.idempotence import Idempotence, SeenInSqlite
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.connections import RangeAccess
-from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
-from orbitmq.message.stored import StoredMessage
 from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
 from orbitmq.spark.consuming.progress import ReturnFailed, RowsRefused, Settled
-from orbitmq.spark.consuming.returns import SendBackClient, SendBackResult
-from orbitmq.spark.consuming.verdicts import (
-    NO_PLACE,
-    OPTIONAL,
-    PLACE,
-    REQUIRED,
-    check_columns,
-    messages_of,
-)
+from orbitmq.spark.consuming.verdicts import OPTIONAL, PLACE, REQUIRED, check_columns, messages_of
 from tests.support.filling import Sent, fill, make_topic
 from tests.support.sparking import DEADLINE, numbers, read, stream, until
 
@@ -546,38 +535,3 @@ def test_a_column_of_another_type_is_refused_before_any_task(column, kind, said)
         check_columns(frame(**{column: kind}), REQUIRED, optional=OPTIONAL)
 
     assert said in str(raised.value)
-
-
-# ---- sending back
-
-
-@pytest.mark.parametrize("number", range(4))  # which queue a producer chooses is chance
-def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(orbit_cluster, number):
-    """Its retry topic has one queue as soon as it exists; before, a producer expects more."""
-    make_topic(orbit_cluster, "orders", 1, queues=1)
-    queue = Queue("orders", "broker-a", 0)
-    gone = StoredMessage.build(
-        topic="orders", stored_body=b"gone", queue_offset=77, physical_offset=NO_PLACE
-    )
-    (there,) = orbit_cluster.messages("orders")
-
-    access = RangeAccess(name_servers=(orbit_cluster.name_server,))
-    returner = SendBackClient(access, "billing", None)
-    returner.start()
-
-    try:
-        taken = returner.send_back(
-            [
-                (ReceivedMessage(gone, queue, "billing"), Failure(reason="why not")),
-                (ReceivedMessage(there, queue, "billing"), Failure(DEAD, reason="never")),
-            ]
-        )
-    finally:
-        returner.stop()
-    orbit_cluster.advance(10)
-
-    assert taken == [SendBackResult.RETRIED, SendBackResult.DEAD]
-    until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
-    (copy,) = orbit_cluster.messages("%RETRY%billing")
-    assert (copy.body, copy.reconsume_times) == (b"gone", 1)
-    assert [each.body for each in orbit_cluster.messages("%DLQ%billing")] == [there.body]
