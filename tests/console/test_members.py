@@ -20,7 +20,7 @@ from orbitmq.client.consumer.strategies import NAMED, share
 from orbitmq.client.routes import Queue
 from orbitmq.console import collect
 from orbitmq.console.checks import Check, examine, find_faults
-from orbitmq.console.collect import times_of, uneven_topics
+from orbitmq.console.collect import UNEVEN_AFTER, MemberPoller, times_of, uneven_topics
 from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.console.conftest import QUEUE
 from tests.support.client import quick_settings
@@ -204,6 +204,20 @@ def test_what_the_usual_strategies_allocate_is_never_uneven(queues, members, str
 
 def holding(*queues):
     return {queue: ProcessQueueInfo() for queue in queues}
+
+
+class Moving:
+    """A clock that a test moves ahead."""
+
+    def __init__(self, clock):
+        self._clock = clock
+        self.passed = 0.0
+
+    def now(self):
+        return self._clock.now() + self.passed
+
+    def monotonic(self):
+        return self._clock.monotonic() + self.passed
 
 
 async def test_uneven_queues_are_a_finding_when_it_lasts_until_they_are_shared_evenly(watch):

@@ -94,7 +94,8 @@ class Secured:
     @property
     def refusal(self) -> str:
         """What is in the text of an error for who may not; the old line has no code for it."""
-        return r"AclException: .*\(SYSTEM_ERROR, code 1\)" if self.release.is_old_line else "NO_PERMISSION"
+        is_old = self.release.is_old_line
+        return r"AclException: .*\(SYSTEM_ERROR, code 1\)" if is_old else "NO_PERMISSION"
 
     def client(self, who: Credentials | None, tls: ssl.SSLContext | None = None) -> ClientSettings:
         return quick_settings(
