@@ -18,7 +18,11 @@ from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials, sign
-from orbitmq.wire.headers import ConsumeDirectlyRequest, GetConsumerRunningInfoRequest
+from orbitmq.wire.headers import (
+    ConsumeDirectlyRequest,
+    GetConsumerRunningInfoRequest,
+    UnregisterClientRequest,
+)
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.access import account, listed, wanting
 from tests.support.broker import GROUP, RawClient, bodies_in, until
@@ -274,7 +278,7 @@ async def test_a_reply_is_refused_until_only_one_account_has_used_the_client_id_
     assert (replies_to(asker), replies_to(spy)) == ([b"42"], [])
 
 
-@pytest.mark.parametrize("way", ["successor", "account changed"])
+@pytest.mark.parametrize("way", ["successor", "account changed", "unregistered"])
 async def test_a_reply_does_not_reach_the_account_that_took_over_a_client_id(guarded, way):
     who = [MAKER]
     asker = await AskedProducer.join(
@@ -282,16 +286,21 @@ async def test_a_reply_does_not_reach_the_account_that_took_over_a_client_id(gua
     )
     if way == "successor":
         await guarded.leave(asker)
-        asker = await guarded.producer(OTHER, CONTAINER)
+        taker = await guarded.producer(OTHER, CONTAINER)
+    elif way == "unregistered":
+        goodbye = UnregisterClientRequest(client_id=CONTAINER, producer_group="makers")
+        await asker.connection.request(RequestCode.UNREGISTER_CLIENT, goodbye)
+        taker = await guarded.producer(OTHER, CONTAINER, "spies")
     else:
         who[0] = OTHER
+        taker = asker
         await asker.heartbeat(CONTAINER, producers=("makers",))
 
     answer = await reply(await guarded.client(ADMIN))
     await asker.close()
 
     assert answer.code != 0
-    assert replies_to(asker) == []
+    assert replies_to(taker) == []
 
 
 @pytest.mark.parametrize("removed_first", [False, True])

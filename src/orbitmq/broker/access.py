@@ -256,15 +256,17 @@ class Access:
     ) -> Connection | None:
         """The connection with a client id that gets a reply.
 
-        The nearest one. One of another account than the replier's only if no other account has used
-        the id recently: the reply may be for a client that is gone.
+        The nearest one. One of another account than the replier's only if no other account uses the
+        id or has used it recently: the reply may be for a client that is no longer a producer.
         """
         nearest = self.nearest(channels, request)
         if self._file is None or nearest is None:
             return nearest
         account = peer_of(nearest).account
-        is_sure = account == self._claimed(request)
-        return nearest if is_sure or self._identities.former(client_id) <= {account} else None
+        if account == self._claimed(request):
+            return nearest
+        users = self._identities.users(client_id, self._is_known)
+        return nearest if users <= {account} else None
 
     def _may(self, channel: Channel, *needs: Need) -> bool:
         if self._file is None:
@@ -749,11 +751,19 @@ class Identities:
             former.popitem(last=False)
         former[client_id] = now
 
-    def former(self, client_id: str) -> frozenset[str]:
-        """The accounts that used a client id recently and have left, or may have come back."""
+    def users(self, client_id: str, is_known: Callable[[Connection], bool]) -> set[str | None]:
+        """The accounts that have an open connection with a client id, or had one recently.
+
+        Also a connection that is in no group any more: its client may wait for a reply.
+        """
         since = self._monotonic() - REMEMBERED
-        return frozenset(
+        former = {
             account for account, ids in self._former.items() if ids.get(client_id, since) > since
+        }
+        return former.union(
+            peer_of(each).account
+            for each in self._noted.get(client_id, ())
+            if each.is_open and is_known(each)
         )
 
     def keep(self) -> None:
