@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
@@ -714,13 +714,17 @@ class ConsumerTable:
             for channel, member in group.members.items()
             if now - member.heard_at > self._life
         )
-        changes = [change for channel in silent for change in self.close(channel)]
+        changes: dict[str, GroupChange] = {}
+        for channel in silent:
+            for change in self.close(channel):
+                before = changes.get(change.group)
+                changes[change.group] = change if before is None else _joined(before, change)
         self._compensations = {
             key: known
             for key, known in self._compensations.items()
             if now - known[1] <= COMPENSATION_LIFE
         }
-        return tuple(silent), tuple(changes)
+        return tuple(silent), tuple(changes.values())
 
     # Subscriptions of pulls.
 
@@ -811,6 +815,16 @@ class ConsumerTable:
         touched = frozenset(self._touched)
         self._touched.clear()
         return touched
+
+
+def _joined(first: GroupChange, then: GroupChange) -> GroupChange:
+    """Two changes of one group as one, so that members are notified once."""
+    return replace(
+        then,
+        left=first.left + then.left,
+        topics_removed=first.topics_removed + then.topics_removed,
+        topics_replaced=tuple(dict.fromkeys(first.topics_replaced + then.topics_replaced)),
+    )
 
 
 # Producers by group, for transaction checks, replies and connection lists. The table is what
