@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.broker import Broker, advertised_host
+from orbitmq.broker.broker import Broker, ThreadOpening, advertised_host
 from orbitmq.broker.config import ConfigFile, SavedTable
 from orbitmq.broker.errors import PutResult, PutStatus
 from orbitmq.broker.settings import (
@@ -432,6 +432,33 @@ async def test_a_stop_before_a_start_and_a_second_stop_do_nothing(tmp_path):
     await broker.stop()
 
     assert not (tmp_path / "broker" / "abort").exists()
+
+
+async def test_an_opening_has_ended_when_its_abandoned_value_is_closed():
+    is_making, may_make, is_closing, may_close = (threading.Event() for _ in range(4))
+
+    def make() -> None:
+        is_making.set()
+        may_make.wait(30)
+
+    def close(_: None) -> None:
+        is_closing.set()
+        may_close.wait(30)
+
+    opening = ThreadOpening(make, close)
+    caller = asyncio.create_task(opening.opened())
+    await until(is_making.is_set)
+    caller.cancel()
+    await asyncio.wait((caller,))
+    may_make.set()
+    await until(is_closing.is_set)
+
+    ended = asyncio.create_task(opening.ended())
+    early, _ = await asyncio.wait((ended,), timeout=0.1)
+    may_close.set()
+    await ended
+
+    assert not early
 
 
 # Odd requests.

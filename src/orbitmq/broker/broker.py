@@ -487,6 +487,8 @@ class ThreadOpening(Generic[T]):
         self._make = make
         self._close = close
         self._running: Future[T] = Future()
+        #: Done after `_running`, whose waiters are notified before an abandoned value is closed.
+        self._ended: Future[None] = Future()
 
     async def opened(self) -> T:
         """The value that `make` makes in a thread.
@@ -502,22 +504,20 @@ class ThreadOpening(Generic[T]):
 
     async def ended(self) -> None:
         """Return when the thread is done, and a value without a caller is closed."""
-        running = asyncio.wrap_future(self._running)
-        # Its outcome is reported by `opened`.
-        running.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait((running,))
+        await asyncio.wait((asyncio.wrap_future(self._ended),))
 
     def start(self) -> None:
         threading.Thread(target=self.run, name="orbitmq-opening", daemon=True).start()
 
     def run(self) -> None:
         """Make the value here; for the thread."""
-        if not self._running.set_running_or_notify_cancel():
-            return
         try:
-            self._running.set_result(self._make())
+            if self._running.set_running_or_notify_cancel():
+                self._running.set_result(self._make())
         except BaseException as error:  # noqa: BLE001  # raised by the waiting coroutine
             self._running.set_exception(error)
+        finally:
+            self._ended.set_result(None)
 
     def _abandon(self, made: Future[T]) -> None:
         if not made.cancelled() and made.exception() is None:
