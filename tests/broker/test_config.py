@@ -286,6 +286,7 @@ class Log:
     def __init__(self) -> None:
         self.waiting: list[Callable[[StoreFailed | None], None]] = []
         self.can_flush = True
+        self.waits = 0
 
     def statistics(self) -> SimpleNamespace:
         return SimpleNamespace(log_end=100)
@@ -294,6 +295,7 @@ class Log:
         self.waiting.append(call)
 
     def wait_flushed(self, upto: int, timeout: float) -> bool:
+        self.waits += 1
         return self.can_flush
 
     def flush(self, failure: StoreFailed | None = None) -> None:
@@ -311,6 +313,8 @@ async def test_progress_is_written_after_the_flush_and_says_what_was_true_before
         clock=SystemClock(),
         store=cast(Store, log),
     )
+    await table.close()
+    waits_unchanged = log.waits
     now = 1
     table.save_soon()
     log.flush(StoreFailed("the disk is gone"))
@@ -328,3 +332,4 @@ async def test_progress_is_written_after_the_flush_and_says_what_was_true_before
     await table.close()
 
     assert (before, after, unflushed, offset_in(root)) == (None, 1, 1, 2)
+    assert waits_unchanged == 0

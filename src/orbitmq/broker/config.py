@@ -272,7 +272,9 @@ class SavedTable(Generic[B]):
         If the log cannot be flushed the previous file stays, which is valid as well: some messages
         are delivered again.
         """
-        if self._store is not None and not _is_flushed(self._store):
+        if self._store is not None and (
+            not (self.is_stale or self._is_saving) or not _is_flushed(self._store)
+        ):
             return
         while self._task is not None:
             await asyncio.wait((self._task,))
