@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orbitmq.broker.broker import Broker, ThreadOpening, advertised_host
 from orbitmq.broker.config import ConfigFile, SavedTable
-from orbitmq.broker.errors import PutResult, PutStatus
+from orbitmq.broker.errors import ConfigNotSaved, PutResult, PutStatus
 from orbitmq.broker.settings import (
     BrokerSettings,
     HttpSettings,
@@ -432,6 +434,28 @@ async def test_a_stop_before_a_start_and_a_second_stop_do_nothing(tmp_path):
     await broker.stop()
 
     assert not (tmp_path / "broker" / "abort").exists()
+
+
+async def test_a_table_that_cannot_be_saved_at_the_stop_does_not_prevent_the_others(
+    start_broker, open_client, tmp_path
+):
+    class FullDisk(DiskFiles):
+        def rename(self, source: Path, target: Path) -> None:
+            if target.name.startswith("consumerOffset"):
+                raise OSError(errno.ENOSPC, "no space left")
+            super().rename(source, target)
+
+    broker = await start_broker(parts={"disk": FullDisk()})
+    client = await open_client(broker)
+    await client.stored("orders")
+    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="*"))
+    await client.report("orders", 1)
+    broker.parts.topics.ensure(TopicConfig(topic_name="last"), now=0.0)
+
+    with pytest.raises(ConfigNotSaved, match="consumerOffset"):
+        await broker.stop()
+
+    assert "last" in (tmp_path / "broker" / "config" / "topics.json").read_text()
 
 
 async def test_an_opening_has_ended_when_its_abandoned_value_is_closed():

@@ -333,3 +333,21 @@ async def test_progress_is_written_after_the_flush_and_says_what_was_true_before
 
     assert (before, after, unflushed, offset_in(root)) == (None, 1, 1, 2)
     assert waits_unchanged == 0
+
+
+async def test_progress_that_follows_the_log_and_cannot_be_saved_at_the_stop_is_logged(
+    root, caplog
+):
+    now = 0
+    table = SavedTable(
+        opened(root, BrokenDisk(OSError(errno.ENOSPC, "no space left"), can_read=True)),
+        revision=lambda: now,
+        document=lambda: progress(now),
+        clock=SystemClock(),
+        store=cast(Store, Log()),
+    )
+    now = 1
+
+    await table.close()
+
+    assert "progress was not saved at the stop" in caplog.text

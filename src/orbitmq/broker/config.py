@@ -269,8 +269,8 @@ class SavedTable(Generic[B]):
     async def close(self) -> None:
         """Write changes, after a write that is under way. Raises `ConfigNotSaved`.
 
-        If the log cannot be flushed the previous file stays, which is valid as well: some messages
-        are delivered again.
+        If a table that follows the log cannot be saved, the previous file stays, which is valid as
+        well: some messages are delivered again.
         """
         if self._store is not None and (
             not (self.is_stale or self._is_saving) or not _is_flushed(self._store)
@@ -278,7 +278,12 @@ class SavedTable(Generic[B]):
             return
         while self._task is not None:
             await asyncio.wait((self._task,))
-        self.save_now()
+        try:
+            self.save_now()
+        except ConfigNotSaved:
+            if self._store is None:
+                raise
+            log.exception("progress was not saved at the stop")
 
     def save_now(self) -> None:
         """Write changes; no write may be under way. Raises `ConfigNotSaved`."""
@@ -392,9 +397,15 @@ class ConfigTables:
             table.save_soon()
 
     async def close(self) -> None:
-        """Save everything. Raises `ConfigNotSaved`."""
+        """Save everything that can be saved. Raises the first `ConfigNotSaved`."""
+        problems: list[ConfigNotSaved] = []
         for table in (*self._later, *self._at_once):
-            await table.close()
+            try:
+                await table.close()
+            except ConfigNotSaved as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
 
 
 def _save_before_serving(progress: SavedTable[ProgressFile]) -> None:
