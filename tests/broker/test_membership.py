@@ -283,11 +283,20 @@ async def test_a_heartbeat_with_too_much_about_consumer_groups_is_refused_and_th
     again = await client.heartbeat("c1", ORDERS, group="g0")
     elsewhere = await other.heartbeat("c2", ORDERS, group="g9", producers=("makers",))
     nameless = await other.heartbeat("c" * 5_000, ORDERS)
+    for topic in ("orders", "others"):
+        await client.stored(topic)
+    missed = [
+        await client.pull("orders", sys_flag=0, consumer_group="g3"),
+        await client.pull("others", sys_flag=0, consumer_group="g0"),
+    ]
 
     codes = [answer.code for answer in answers]
     assert codes == [ResponseCode.SUCCESS] * 3 + [ResponseCode.INVALID_PARAMETER] * 7
     assert "1 of 1 subscriptions of group 'g3' are left out" in (answers[3].remark or "")
     assert "5000 bytes (max_consumer_bytes)" in (answers[3].remark or "")
+    for pulled in missed:
+        assert pulled.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        assert "or it did not fit (`max_consumer_bytes`)" in (pulled.remark or "")
     assert again.code == elsewhere.code == ResponseCode.SUCCESS
     assert broker.parts.consumers.groups() == ("g0", "g1", "g2", "g9")
     assert "g5" not in broker.parts.groups

@@ -198,7 +198,8 @@ class FilterTable:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"the consumer's subscription not exist: group {group!r}, topic {topic!r}; no "
-                f"heartbeat names it, or with more than {LONGEST_EXPRESSION} characters",
+                f"heartbeat names it, or with more than {LONGEST_EXPRESSION} characters, or it did "
+                "not fit (`max_consumer_bytes`)",
             )
         if subscription.sub_version < version:
             raise Refused(

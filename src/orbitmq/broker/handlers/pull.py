@@ -738,7 +738,8 @@ class PullChecks:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"the consumer's group info not exist: no heartbeat of group {name!r} has come, "
-                "and the pull does not bring its subscription",
+                "or it did not fit (`max_consumer_bytes`), and the pull does not bring its "
+                "subscription",
             )
         if (
             not group.consume_broadcast_enable
