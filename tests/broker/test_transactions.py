@@ -351,8 +351,29 @@ async def test_without_a_producer_the_question_counts_all_the_same_and_operators
     unique_id = broker.messages(HALF)[0].unique_id
     assert "of group makers: no producer of the group is connected" in told[0]
     assert f"message {unique_id} to T (keys none)" in told[0]
-    assert "question 1 of 15" in told[0]
+    assert "check 1 of 15" in told[0]
     assert "given up and never delivered" in told[0]
+
+
+async def test_a_message_that_belongs_nowhere_is_not_taken_for_one_without_a_producer(
+    tmp_path, caplog
+):
+    once = TransactionSettings(check_max=1)
+    async with hand_broker(tmp_path, transactions=once) as (broker, _):
+        born_ms = round(broker.clock.now() * 1000)
+        properties = b"PGROUP\x01makers\x02UNIQ_KEY\x01U\x02"
+        draft = Draft(HALF, 0, b"x", properties, born_ms, broker.parts.store_host)
+        broker.parts.writes.put(draft, transform=False)
+        broker.parts.writes.finish()
+        check(broker)
+        check(broker)
+
+    told = [line for line in caplog.messages if "message U to no topic" in line]
+    assert len(told) == 2  # about the question, and about the end
+    for line in told:
+        assert "does not say to which topic and queue it belongs" in line
+        assert "connected" not in line
+        assert "questions" not in line
 
 
 async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(tmp_path, caplog):

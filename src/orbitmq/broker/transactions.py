@@ -396,6 +396,11 @@ _SHOWN = 128
 _SLOW_BYTES = 64 * 1024
 
 
+#: Why no producer can be asked about a message, and the remedy.
+_NO_PLACE = (
+    "the message does not say to which topic and queue it belongs",
+    "Look at what sent it: no producer can commit it",
+)
 _NOT_CONNECTED = (
     "no producer of the group is connected",
     "Start a producer of the group with check=",
@@ -582,11 +587,15 @@ class TransactionChecks:
 
     def _given_up(self, half: StoredMessage) -> Draft:
         group = half.get_property(PRODUCER_GROUP) or ""
+        why = (
+            f"after {times_asked(half)} questions that no producer of group "
+            f"{names.shown(group, _SHOWN)} has answered"
+        )
+        if real_place(half) is None:
+            why = f"because {_NO_PLACE[0]}"
         log.error(
-            "a half message is given up after %d questions that no producer of group %s has "
-            "answered: %s is not delivered, a copy is kept in topic %s",
-            times_asked(half),
-            names.shown(group, _SHOWN),
+            "a half message is given up %s: %s is not delivered, a copy is kept in topic %s",
+            why,
             _named(half),
             names.CHECK_MAX_TIME_TOPIC,
             extra=_fields(half, group),
@@ -617,7 +626,8 @@ class TransactionChecks:
         group = half.get_property(PRODUCER_GROUP) or ""
         place = real_place(half)
         if place is None:
-            return  # no producer can commit it: it is given up after the last check
+            self._log_unanswered(half, group, *_NO_PLACE)
+            return
         channel = self._choose(group, place[0])
         if channel is None:
             is_connected = any(map(_is_open, parts.producers.channels(group)))
@@ -657,7 +667,7 @@ class TransactionChecks:
             return
         asked, most = times_asked(half) + 1, self._parts.settings.transactions.check_max
         log.warning(
-            "no producer to ask about a transaction of group %s: %s; %s has had question %d of %d, "
+            "no producer to ask about a transaction of group %s: %s; %s has had check %d of %d, "
             "and after the last one it is given up and never delivered. %s (time %d)",
             names.shown(group, _SHOWN),
             why,
