@@ -291,7 +291,11 @@ async def test_a_request_for_locks_has_limits(broker, client):
     longest, longer = "x" * LONGEST_ID, "x" * (LONGEST_ID + 1)
 
     granted = await lock(client, *at("orders", 0), client_id=longest)
-    many = await ask(client, at("orders", *range(16_385)))
+    queues = at("orders", *range(16_385))
+    many = await ask(client, queues)
+    given_back = await client.connection.request(
+        RequestCode.UNLOCK_BATCH_MQ, body=batch(queues, client_id="them"), timeout=30
+    )
     refused = [
         await ask(client, at("orders", 1), client_id=longer),
         await client.connection.request(
@@ -301,5 +305,6 @@ async def test_a_request_for_locks_has_limits(broker, client):
 
     assert granted == at("orders", 0)
     assert "16384 are allowed" in (many.remark or "")
+    assert given_back.code == ResponseCode.SUCCESS, given_back.remark
     assert {answer.code for answer in refused} == {ResponseCode.INVALID_PARAMETER}
     assert len(broker.parts.locks) == 1

@@ -142,7 +142,7 @@ class OrderLocks:
 
 log = logging.getLogger(__name__)
 
-#: Queues of one request, as many as a topic may have; more would hold up other requests.
+#: Queues of one request for locks, as many as a topic may have; more would hold up other requests.
 _MOST_QUEUES = 16_384
 
 
@@ -160,6 +160,12 @@ class LockHandler:
     def lock(self, _: Connection, request: Command) -> Command:
         """Take or renew locks; the answer names those that the client holds."""
         asked = _asked(request)
+        if len(asked.mq_set) > _MOST_QUEUES:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"{len(asked.mq_set)} queues in one request: {_MOST_QUEUES} are allowed; "
+                "send several",
+            )
         parts, locks = self._parts, self._parts.locks
         group = parts.groups.require(asked.consumer_group, now=parts.clock.now())
         there = [queue for queue in asked.mq_set if self._is_there(queue, group)]
@@ -206,10 +212,5 @@ def _asked(request: Command) -> LockBatch:
         raise Refused(
             ResponseCode.INVALID_PARAMETER,
             f"a client id of {len(asked.client_id)} characters: {LONGEST_ID} are allowed",
-        )
-    if len(asked.mq_set) > _MOST_QUEUES:
-        raise Refused(
-            ResponseCode.INVALID_PARAMETER,
-            f"{len(asked.mq_set)} queues in one request: {_MOST_QUEUES} are allowed; send several",
         )
     return asked
