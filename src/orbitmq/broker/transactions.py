@@ -284,9 +284,15 @@ class HalfMessages:
 
     def pass_to(self, position: int) -> None:
         """Everything before `position` has ended, was given up or has a later copy."""
-        for offset in range(self.position, position):
-            self._ended.discard(offset)
-            self._forget_copy(offset)
+        if position - self.position < _BATCH:
+            for offset in range(self.position, position):
+                self._ended.discard(offset)
+                self._forget_copy(offset)
+        else:
+            # The queue's beginning was deleted, for instance: there may be millions of numbers.
+            self._ended = {offset for offset in self._ended if offset >= position}
+            for offset in [offset for offset in self._roots if offset < position]:
+                self._forget_copy(offset)
         self.position = position
 
     def note_copy(self, message: StoredMessage, offset: int) -> None:
