@@ -23,7 +23,6 @@ from orbitmq.broker.access import (
     Kind,
     Need,
     PatternError,
-    Reason,
     parse_accounts,
     parse_patterns,
     read_accounts,
@@ -146,17 +145,6 @@ async def test_a_client_that_is_not_authenticated_can_do_nothing(guarded, open_c
     assert guarded.parts.store.statistics().log_end == 0
 
 
-async def test_unknown_keys_and_wrong_signatures_are_answered_alike(guarded, open_client):
-    impostor = await open_client(guarded, signed_by(IMPOSTOR))
-    stranger = await open_client(guarded, signed_by(STRANGER))
-
-    remarks = [(await client.send("orders")).remark or "" for client in (impostor, stranger)]
-
-    assert remarks[0].replace("maker-key", "KEY") == remarks[1].replace("stranger-key", "KEY")
-    assert guarded.parts.access.refused[Reason.WRONG_SIGNATURE] == 1
-    assert guarded.parts.access.refused[Reason.UNKNOWN_KEY] == 1
-
-
 @pytest.mark.parametrize("version", [399, 401])
 async def test_old_clients_do_not_sign_the_mark_of_unique_keys(guarded, open_client, version):
     def prepare(command):
@@ -173,22 +161,6 @@ async def test_old_clients_do_not_sign_the_mark_of_unique_keys(guarded, open_cli
 
 
 # What an account is allowed.
-
-
-async def test_a_producer_may_send_to_its_topics_and_not_read_them(guarded, open_client):
-    maker = await open_client(guarded, signed_by(MAKER))
-
-    sent = [await maker.send("orders", code=code, properties="") for code in (10, 310)]
-    elsewhere = await maker.send("audit")
-    pulled = await maker.pull("orders")
-    beat = await maker.heartbeat("m", producers=("makers",))
-
-    assert [answer.code for answer in sent] == [0, 0]
-    assert beat.code == 0
-    assert elsewhere.code == pulled.code == DENIED
-    assert "PUB" in (elsewhere.remark or "")
-    assert "'audit'" in (elsewhere.remark or "")
-    assert "audit" not in guarded.parts.topics
 
 
 async def test_a_consumer_may_consume_its_topics_with_its_group(guarded, open_client):
@@ -287,19 +259,6 @@ async def test_a_host_in_a_white_list_needs_no_signature(
     assert [answer.code for answer in answers] == [code] * 3
 
 
-async def test_without_accounts_every_client_may_do_everything(broker, open_client):
-    for prepare in (None, signed_by(STRANGER), with_fields(AccessKey="", Signature="")):
-        client = await open_client(broker, prepare)
-
-        answers = [
-            await client.send("orders"),
-            await client.pull("orders"),
-            await client.connection.request(RequestCode.GET_BROKER_CONFIG),
-        ]
-
-        assert [answer.code for answer in answers] == [0, 0, 0]
-
-
 async def test_a_changed_file_is_in_force_without_a_restart(start_broker, open_client, accounts):
     broker = await start_broker(access=AccessSettings(accounts=accounts, check_interval=0.01))
     maker = await open_client(broker, signed_by(MAKER))
@@ -329,31 +288,6 @@ async def test_a_broker_does_not_start_with_accounts_that_it_cannot_read(start_b
 
 
 # What is said about it.
-
-
-async def test_refusals_are_counted_always_and_logged_once_for_each_cause(
-    guarded, open_client, caplog
-):
-    maker = await open_client(guarded, signed_by(MAKER))
-    stranger = await open_client(guarded)
-    numbers = iter(range(100))
-    inventor = await open_client(
-        guarded, lambda command: sign(command, account(f"made-up-{next(numbers)}", "whatever"))
-    )
-
-    with caplog.at_level(logging.WARNING, logger="orbitmq.broker.access"):
-        for _ in range(5):
-            await maker.send("audit")
-            await maker.pull("orders")
-            await stranger.send("orders")
-            await inventor.send("orders")
-
-    refused = guarded.parts.access.refused
-    assert refused[Reason.NOT_PERMITTED] == 10
-    assert refused[Reason.NO_CREDENTIALS] == refused[Reason.UNKNOWN_KEY] == 5
-    # Invented keys do not fill the log.
-    assert len(caplog.records) == 4
-    assert {record.__dict__["client"] for record in caplog.records} == {"127.0.0.1"}
 
 
 async def test_a_transaction_is_ended_only_by_accounts_that_may_publish_also_before_it_is_flushed(
@@ -480,19 +414,6 @@ ACCOUNT = '[[accounts]]\naccessKey = "someone"\nsecretKey = "s3cr3t-word"\n'
 # The file.
 
 
-def test_a_file_with_the_words_of_plain_acl_is_understood():
-    accounts = parse_accounts(FULL)
-
-    plain, admin = accounts.by_key["RocketMQ"], accounts.by_key["rocketmq2"]
-    assert "10.10.103.7" in accounts.white_hosts
-    assert "192.168.0.2" in accounts.white_hosts
-    assert "192.168.0.3" not in accounts.white_hosts
-    assert "192.168.1.100" in plain.white_hosts
-    assert "192.168.1.101" not in plain.white_hosts
-    assert "192.168.1.100" not in admin.white_hosts
-    assert (plain.secret_key, plain.is_admin, admin.is_admin) == ("12345678", False, True)
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "may_publish", "may_subscribe"),
     [
@@ -584,21 +505,6 @@ def rewritten(path: Path, text: str) -> None:
     before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text(text)
     os.utime(path, ns=(before + 1_000_000_000, before + 1_000_000_000))
-
-
-def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(tmp_path):
-    path = tmp_path / "accounts.toml"
-    path.write_text(ACCOUNT)
-    file = AccountsFile(path)
-    before = file.accounts
-
-    was_read_unchanged = file.refresh()
-    same = file.accounts is before
-    rewritten(path, FULL)
-
-    assert (was_read_unchanged, same) == (False, True)
-    assert file.refresh()
-    assert set(file.accounts.by_key) == {"RocketMQ", "rocketmq2"}
 
 
 def test_a_broken_or_missing_file_keeps_the_accounts_and_is_logged_once(tmp_path, caplog):

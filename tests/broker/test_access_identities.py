@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,18 +10,13 @@ import pytest
 
 from orbitmq.broker.access import REMEMBERED, SILENCE, Reason
 from orbitmq.broker.settings import AccessSettings
-from orbitmq.broker.writes import Draft
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials, sign
-from orbitmq.wire.headers import (
-    ConsumeDirectlyRequest,
-    GetConsumerRunningInfoRequest,
-    UnregisterClientRequest,
-)
+from orbitmq.wire.headers import ConsumeDirectlyRequest, UnregisterClientRequest
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.access import account, listed, wanting
 from tests.support.broker import GROUP, RawClient, bodies_in, until
@@ -167,20 +161,6 @@ async def test_a_producer_that_may_no_longer_publish_is_not_asked(guarded, caplo
     await producer.close()
 
 
-async def test_a_producer_on_a_trusted_host_is_asked_without_an_account(tmp_path):
-    file = tmp_path / "accounts.toml"
-    file.write_text('globalWhiteRemoteAddresses = ["127.0.0.1"]\n')
-    settings = AccessSettings(accounts=file)
-    async with hand_broker(tmp_path / "broker", access=settings) as (broker, _):
-        maker = await AskedProducer.join(broker.broker, "maker@1")
-        await send_half(maker, "orders", b"x", broker)
-
-        Guarded(broker, file).check_transactions()
-
-        assert await asked(maker, "maker@1") == [b"x"]
-        await maker.close()
-
-
 # Client ids.
 
 
@@ -220,16 +200,6 @@ async def test_a_client_id_may_be_used_in_other_groups_and_over_other_connection
     ]
 
     assert [each.code for each in answers] == [0, 0, 0, 0], answers
-
-
-async def test_a_connection_occupies_only_its_last_client_id(guarded):
-    squatter, maker = await guarded.client(OTHER), await guarded.client(MAKER)
-    for number in range(10):
-        await squatter.heartbeat(f"maker@{number}", producers=("makers",))
-
-    codes = [(await maker.heartbeat(f"maker@{n}", producers=("makers",))).code for n in range(10)]
-
-    assert codes == [0] * 9 + [DENIED]
 
 
 # Replies.
@@ -303,24 +273,6 @@ async def test_a_reply_does_not_reach_the_account_that_took_over_a_client_id(gua
     assert replies_to(taker) == []
 
 
-@pytest.mark.parametrize("removed_first", [False, True])
-async def test_a_removed_account_withholds_no_reply_from_its_successor(guarded, removed_first):
-    renamed = account("maker-key-2", "maker-s3cr3t")
-    left = await guarded.producer(MAKER, CONTAINER)
-
-    if removed_first:
-        guarded.change(maker=listed(renamed))
-        await guarded.leave(left)
-    else:
-        await guarded.leave(left)
-        guarded.change(maker=listed(renamed))
-    successor = await guarded.producer(renamed, CONTAINER)
-    answer = await reply(await guarded.client(ADMIN))
-
-    assert answer.code == 0, answer.remark
-    assert replies_to(successor) == [b"42"]
-
-
 # Pulls.
 
 
@@ -359,41 +311,6 @@ async def test_a_held_pull_that_is_no_longer_allowed_is_refused_and_others_stay(
     assert sum(guarded.broker.parts.access.refused.values()) == 1
 
 
-async def test_a_message_that_arrives_before_all_pulls_were_checked_again_is_not_given_out(guarded):
-    """More pulls are held than are checked in one step."""
-    taker, parts = await guarded.client(TAKER), guarded.broker.parts
-    config = TopicConfig(topic_name="orders", read_queue_nums=200, write_queue_nums=200)
-    parts.topics.ensure(config, now=0.0)
-    waiting = [asyncio.ensure_future(taker.pull("orders", n, hold=100.0)) for n in range(200)]
-    await until(lambda: len(parts.held) == 200)
-
-    guarded.change(taker="")
-    was_waiting = len(parts.held)
-    parts.writes.append(Draft("orders", 199, b"secret", b"", 0, parts.store_host))
-    parts.writes.finish()
-    answers = await asyncio.wait_for(asyncio.gather(*waiting), 30)
-
-    assert was_waiting > 0
-    assert {answer.code for answer in answers} == {DENIED}
-
-
-async def test_a_pull_that_waits_for_its_turn_is_checked_again_then(guarded, monkeypatch):
-    taker, maker = await guarded.client(TAKER), await guarded.client(MAKER)
-    await maker.stored("orders", b"secret")
-    pacing = guarded.broker.parts.pacing
-    later: list[Callable[[], None]] = []
-    monkeypatch.setattr(pacing, "must_wait", lambda _: True)
-    monkeypatch.setattr(pacing, "later", lambda _, call: later.append(call))
-    pulling = asyncio.ensure_future(taker.pull("orders"))
-    await until(lambda: later)
-    monkeypatch.undo()
-
-    guarded.change(taker="")
-    later[0]()
-
-    assert (await asyncio.wait_for(pulling, 30)).code == DENIED
-
-
 # Members of groups.
 
 
@@ -421,22 +338,6 @@ async def test_a_member_without_rights_is_neither_notified_nor_asked(guarded):
     assert "<taker@1> not online" in (answers[0].remark or "")
     assert of_taker == []
     assert [each.code for each in of_rival] == [40, RequestCode.CONSUME_MESSAGE_DIRECTLY]
-
-
-async def test_a_question_to_one_of_two_members_with_one_id_goes_to_the_asking_account(guarded):
-    _, of_taker = await guarded.consumer(TAKER, CONTAINER)
-    guarded.broker.clock.advance(SILENCE + 1)
-    _, of_rival = await guarded.consumer(RIVAL, CONTAINER)
-    code = RequestCode.GET_CONSUMER_RUNNING_INFO
-    header = GetConsumerRunningInfoRequest(consumer_group=GROUP, client_id=CONTAINER)
-
-    for who in (TAKER, RIVAL, ADMIN):
-        answer = await (await guarded.client(who)).connection.request(code, header)
-        assert answer.code == 0, answer.remark
-
-    # The admin has no member of its own: the last one is asked.
-    counts = [[each.code for each in got].count(code) for got in (of_taker, of_rival)]
-    assert counts == [1, 2]
 
 
 async def test_the_locks_of_a_client_are_not_released_by_another_account(guarded):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.handlers import membership
 from orbitmq.broker.metrics import Metrics
 from orbitmq.broker.settings import SETTINGS
 from orbitmq.broker.timers import TimerFile
@@ -28,7 +25,6 @@ from orbitmq.wire.bodies import (
     ProducerConnection,
     ProducerTable,
     QuerySubscription,
-    RequestModes,
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
     TimerMetrics,
@@ -233,6 +229,9 @@ async def test_a_topic_is_created_changed_and_shown(client):
         ("x" * 128, {}, ResponseCode.INVALID_PARAMETER),
         ("TBW102", {}, ResponseCode.INVALID_PARAMETER),
         ("rmq_sys_mine", {}, ResponseCode.INVALID_PARAMETER),
+        ("orders", {"perm": 8}, ResponseCode.INVALID_PARAMETER),
+        ("orders", {"read_queue_nums": -1}, ResponseCode.INVALID_PARAMETER),
+        ("orders", {"write_queue_nums": 16_385}, ResponseCode.INVALID_PARAMETER),
         ("orders", {"attributes": "+message.type=MIXED"}, ResponseCode.INVALID_PARAMETER),
         ("orders", {"attributes": "+nonsense=1"}, ResponseCode.SYSTEM_ERROR),
         ("orders", {"attributes": "nonsense"}, ResponseCode.SYSTEM_ERROR),
@@ -247,20 +246,6 @@ async def test_a_topic_that_cannot_be_is_refused(broker, client, topic, fields, 
     assert answer.code == code
     assert answer.remark
     assert list(broker.parts.topics) == before
-
-
-async def test_a_list_is_made_although_one_of_it_is_there_already(broker, client):
-    await create(client, "one")
-    configs = tuple(
-        TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4)
-        for name in ("one", "two", "three")
-    )
-    body = encode_body(CreateTopicList(topic_config_list=configs))
-
-    answer = await ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert {"one", "two", "three"} <= {config.topic_name for config in broker.parts.topics}
 
 
 @pytest.mark.parametrize(
@@ -318,28 +303,6 @@ async def test_only_a_retry_topic_of_a_popping_group_goes_with_its_topic(broker,
     assert bodies_in(answer) == [b"again"]
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (lambda client: delete(client, "orders"), ResponseCode.TOPIC_NOT_EXIST),
-        (lambda client: create(client, "orders", perm=2), ResponseCode.NO_PERMISSION),
-    ],
-    ids=["deleted", "not readable"],
-)
-async def test_a_pull_that_waits_is_answered_when_its_topic_can_no_longer_be_read(
-    broker, client, change, code
-):
-    await create(client, "orders")
-    pull = asyncio.create_task(client.pull("orders", hold=60))
-    await until(lambda: len(broker.parts.held) == 1)
-
-    await change(client)
-
-    async with asyncio.timeout(30):
-        answer = await pull
-    assert answer.code == code
-
-
 @pytest.mark.parametrize("topic", ["", " ", "TBW102", "SCHEDULE_TOPIC_XXXX"])
 async def test_a_system_topic_cannot_be_deleted(broker, client, topic):
     before = len(broker.parts.topics)
@@ -348,10 +311,6 @@ async def test_a_system_topic_cannot_be_deleted(broker, client, topic):
 
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert len(broker.parts.topics) == before
-
-
-async def test_deleting_what_is_not_there_succeeds(client):
-    assert (await delete(client, "never")).code == ResponseCode.SUCCESS
 
 
 async def test_an_unknown_topic_is_not_shown(client):
@@ -477,7 +436,7 @@ async def test_pages_together_are_all_groups_and_so_is_one_long_list(broker, cli
     assert seen == whole.subscription_group_table == groups
 
 
-async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(broker, client):
+async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(client):
     await client.stored("orders")
     await client.heartbeat("me", subscription("orders"))
     code = RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN
@@ -492,15 +451,6 @@ async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(bro
     allowed = await forbid(True)
     served = await client.pull("orders", sys_flag=0, sub_version=1)
 
-    waiting = asyncio.create_task(
-        client.pull("orders", offset=1, sys_flag=2, suspend_timeout_millis=60_000, sub_version=1)
-    )
-    await until(lambda: len(broker.parts.held) == 1)
-    await forbid(False)
-    async with asyncio.timeout(30):
-        woken = await waiting
-
-    assert woken.code == ResponseCode.NO_PERMISSION
     assert forbidden == only_asked == GroupForbidden(group=GROUP, topic="orders", readable=False)
     assert allowed.readable
     assert refused.code == ResponseCode.NO_PERMISSION
@@ -553,19 +503,6 @@ async def test_producers_are_shown_by_group_and_all_together(client):
     assert everybody.data["makers"][0].last_update_timestamp > 1_700_000_000_000
 
 
-async def test_a_list_of_producers_fits_into_a_frame(client, monkeypatch):
-    monkeypatch.setattr(membership, "LARGEST_ANSWER", 5_000)
-    await client.heartbeat("\x01" * 10, producers=tuple(f"g{number:03}" for number in range(100)))
-
-    answer = await ask(client, RequestCode.GET_ALL_PRODUCER_INFO)
-
-    shown = decode_body(ProducerTable, answer.body).data
-    assert answer.code == ResponseCode.SUCCESS
-    assert 10 < len(shown) < 100
-    assert 2_500 < len(answer.body) <= 5_000
-    assert answer.remark == f"{len(shown)} of 100 groups are shown, more are too long"
-
-
 async def test_a_topic_is_consumed_by_who_is_there_and_by_who_has_progress(broker, client):
     await client.stored("orders")
     await client.heartbeat("me", subscription("orders"), group="online")
@@ -597,31 +534,6 @@ async def test_what_a_group_wants_of_a_topic_is_told_if_it_is_there(client):
     assert there.subscription_data is not None
     assert there.subscription_data.sub_string == "red"
     assert gone == QuerySubscription(group="nobody", topic="orders")
-
-
-async def test_the_topics_of_the_system_are_listed(broker, client):
-    listed = await told(client, TopicList, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-
-    assert set(listed.topic_list) == broker.parts.topics.system_topics()
-
-
-async def test_members_that_subscribe_differently_are_named_in_the_answer_about_their_group(
-    broker, client, open_client
-):
-    other = await open_client(broker)
-    await client.heartbeat("one", subscription("orders", "red"))
-    await other.heartbeat("two", subscription("orders", "blue"))
-
-    answer = await ask(client, CONSUMERS, GetConsumerConnectionRequest(consumer_group=GROUP))
-
-    (finding,) = json.loads(answer.ext_fields["findings"])
-    assert answer.code == ResponseCode.SUCCESS
-    assert finding["kind"] == "different subscriptions"
-    assert (finding["group"], finding["topic"]) == (GROUP, "orders")
-    assert sorted(
-        (variant["clients"], variant["expression"]) for variant in finding["variants"]
-    ) == [(["one"], "red"), (["two"], "blue")]
-    assert "messages will be missed" in finding["text"]
 
 
 async def test_findings_of_all_groups_are_part_of_the_runtime_information_and_of_the_metrics(
@@ -783,9 +695,3 @@ async def test_the_progress_of_timers_is_told_in_apaches_way_and_in_ours(tmp_pat
     ours = decode_body(TimerFile, answer.ext_fields["orbitmqTimerProgress"].encode())
     assert (ours.scanned, ours.delivered_ms, ours.delivered_offset) == (2, now_ms + 1000, 0)
     assert {topic: each.count for topic, each in counts.timing_count.items()} == {"orders": 1}
-
-
-async def test_no_group_pops(client):
-    modes = await told(client, RequestModes, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
-
-    assert modes == RequestModes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -38,7 +37,6 @@ async def by_key(
     *,
     topic: str = "orders",
     most: int = 32,
-    begin: int = 0,
     end: int = ALWAYS,
     is_unique: bool | None = None,
 ) -> Command:
@@ -46,7 +44,7 @@ async def by_key(
         topic=topic,
         key=key,
         max_num=most,
-        begin_timestamp=begin,
+        begin_timestamp=0,
         end_timestamp=end,
         is_unique_key=is_unique,
     )
@@ -95,14 +93,6 @@ async def test_no_message_in_the_time_asked_for_is_not_found(client):
     assert int(unknown.ext_fields["indexLastUpdatePhyoffset"]) > 0
 
 
-async def test_at_most_sixty_four_messages_are_brought(client):
-    for _ in range(70):
-        await client.stored("orders", properties={"KEYS": "many"})
-
-    assert len(bodies_in(await by_key(client, "many", most=1000))) == 64
-    assert len(bodies_in(await by_key(client, "many", most=5))) == 5
-
-
 async def test_as_many_messages_are_brought_as_fit_into_an_answer_which_says_that_there_are_more(
     broker, client
 ):
@@ -143,47 +133,6 @@ async def test_others_are_served_while_a_key_is_looked_for_among_many_messages(
     assert not looking.done()
     async with asyncio.timeout(30):
         assert bodies_in(await looking) == [b"found"]
-
-
-class LongLooks:
-    """Looks for keys that take until a test ends them."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.under_way = 0
-        self.may_end = False
-
-    def looking_up(self, _topic: str, key: str, *_times: int) -> Iterator[None]:
-        self.begun.append(key)
-        self.under_way += 1
-        try:
-            while not self.may_end:
-                yield None
-        finally:
-            self.under_way -= 1
-
-
-async def test_a_connection_has_a_few_questions_under_way_and_the_others_in_line(
-    broker, open_client, monkeypatch
-):
-    eager, other = await open_client(broker), await open_client(broker)
-    looks = LongLooks()
-    monkeypatch.setattr(broker.parts.store, "looking_up", looks.looking_up)
-    keys = [f"key-{number}" for number in range(40)]
-    questions = [asyncio.ensure_future(by_key(eager, key)) for key in keys]
-    await until(lambda: len(looks.begun) > 0)
-
-    # What comes after them on the connection is answered when all of them have come.
-    await eager.max_offset("orders")
-    at_first = list(looks.begun)
-    questions.append(asyncio.ensure_future(by_key(other, "other")))
-    await until(lambda: "other" in looks.begun)
-    looks.may_end = True
-    answers = await asyncio.wait_for(asyncio.gather(*questions), 30)
-
-    assert at_first == keys[:16]
-    assert looks.begun == [*keys[:16], "other", *keys[16:]]
-    assert {answer.code for answer in answers} == {ResponseCode.QUERY_NOT_FOUND}
 
 
 async def test_a_message_is_viewed_by_the_offset_in_its_id(client):
@@ -374,19 +323,6 @@ async def test_all_members_of_a_group_tell_their_progress(client, members):
 
     assert everybody.consumer_table == {"one": {queue("orders"): 3}, "two": {queue("orders"): 5}}
     assert one.consumer_table == {"one": {queue("orders"): 3}}
-
-
-async def test_members_that_do_not_answer_are_left_out_and_named(client, members, monkeypatch):
-    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
-    await members.join("one", {STATUS: at(3)})
-    await members.join("two", {STATUS: silent})
-    await members.join("six", {STATUS: lambda _, request: request.answer(0, body=b"nonsense")})
-
-    answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert answer.remark == "no answer from six, two"
-    assert b'"one"' in bytes(answer.body)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ import errno
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orbitmq.broker.broker import Broker, ThreadOpening, advertised_host
-from orbitmq.broker.config import ConfigFile, SavedTable
-from orbitmq.broker.errors import ConfigNotSaved, PutResult, PutStatus
+from orbitmq.broker.errors import ConfigNotSaved
 from orbitmq.broker.settings import (
     BrokerSettings,
     HttpSettings,
@@ -23,9 +21,6 @@ from orbitmq.broker.settings import (
     RegistrationSettings,
     SendSettings,
 )
-from orbitmq.broker.topics import TopicSettings, TopicTable
-from orbitmq.broker.writes import Draft
-from orbitmq.clock import SystemClock
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.message.record import pack_host
 from orbitmq.namesrv.server import NameServer
@@ -34,12 +29,12 @@ from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import ListenFailed, ServerSettings
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreLocked
-from orbitmq.wire.bodies import SubscriptionData, TopicConfig, TopicConfigTable, TopicRouteData
+from orbitmq.wire.bodies import SubscriptionData, TopicConfig, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetRouteInfoRequest
 from orbitmq.wire.javajson import decode_body
-from tests.support.broker import GROUP, bodies_in, send_header, small_settings, until
+from tests.support.broker import GROUP, bodies_in, small_settings, until
 
 #: Far longer than any of these tests takes.
 LONG = 300.0
@@ -58,14 +53,12 @@ async def route(name_server: NameServer, topic: str) -> TopicRouteData | None:
     return decode_body(TopicRouteData, answer.body) if answer.code == 0 else None
 
 
-async def until_routed(
-    name_server: NameServer, topic: str, perm: int | None = None
-) -> TopicRouteData:
-    """The route of a topic, as soon as there is one (with this permission)."""
+async def until_routed(name_server: NameServer, topic: str) -> TopicRouteData:
+    """The route of a topic, as soon as there is one."""
     async with asyncio.timeout(30):
         while True:
             found = await route(name_server, topic)
-            if found is not None and perm in (None, found.queue_datas[0].perm):
+            if found is not None:
                 return found
             await asyncio.sleep(0.01)
 
@@ -110,32 +103,6 @@ async def test_a_port_in_use_is_refused_before_the_store_is_touched(broker, tmp_
         await Broker(small_settings(tmp_path / "other", server=server)).start()
 
     assert not (tmp_path / "other").exists()
-
-
-async def test_whoever_connects_while_the_store_is_opened_is_served_afterwards(tmp_path):
-    first = Broker(small_settings(tmp_path / "broker"))
-    await first.start()
-    server = ServerSettings(port=first.address.port)
-    address = first.address
-    await first.stop()
-    second = Broker(small_settings(tmp_path / "broker", server=server))
-
-    starting = asyncio.ensure_future(second.start())
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                connection = await connect(address)
-                break
-            except OrbitError:
-                await asyncio.sleep(0)
-    answer = await connection.request(
-        RequestCode.SEND_MESSAGE_V2, send_header("orders"), body=b"early"
-    )
-    await starting
-    connection.close()
-    await second.stop()
-
-    assert answer.code == ResponseCode.SUCCESS
 
 
 # The address in messages.
@@ -253,29 +220,6 @@ async def test_a_new_topic_is_registered_at_once(start_broker, open_client, name
     assert await route(name_server, "TBW102") is not None
 
 
-async def test_a_broker_works_without_its_name_server_and_registers_when_it_comes(
-    start_broker, open_client, name_server, caplog
-):
-    address = name_server.address
-    await name_server.stop()
-    broker = await start_broker(
-        name_servers=(str(address),), registration=RegistrationSettings(interval=0.05, timeout=0.5)
-    )
-    client = await open_client(broker)
-    await until(lambda: broker.parts.registration.unreachable == (address,))
-
-    assert (await client.stored("orders")).queue_offset == 0
-    back = NameServer(
-        NameServerSettings(server=ServerSettings(host=address.host, port=address.port))
-    )
-    await back.start()
-    await until_routed(back, "orders")
-    await broker.stop()
-    await back.stop()
-
-    assert caplog.text.count("not registered with name server") == 1
-
-
 # Keeping state.
 
 
@@ -301,28 +245,6 @@ async def test_progress_is_saved_by_itself_and_at_a_stop(start_broker, open_clie
     assert saved() == {"0": 8}
 
 
-async def test_a_restart_keeps_messages_topics_groups_and_progress(start_broker, open_client):
-    broker = await start_broker()
-    client = await open_client(broker)
-    for number in range(10):
-        await client.stored("orders", b"%d" % number, queue_id=1)
-    await client.heartbeat("c1", SubscriptionData(topic="orders", sub_string="*"))
-    await client.report("orders", 6, queue_id=1)
-    await broker.stop()
-
-    again = await start_broker()
-    client = await open_client(again)
-    answer = await client.query("orders", 1)
-    found = await client.pull("orders", 1, int(answer.ext_fields["offset"]))
-    place = await client.stored("orders", queue_id=1)
-
-    assert answer.ext_fields["offset"] == "6"
-    assert bodies_in(found) == [b"6", b"7", b"8", b"9"]
-    assert place.queue_offset == 10
-    assert GROUP in again.parts.groups
-    assert "%RETRY%" + GROUP in again.parts.topics
-
-
 async def test_a_topic_whose_messages_outlived_it_is_made_again(
     start_broker, open_client, tmp_path, caplog
 ):
@@ -341,59 +263,6 @@ async def test_a_topic_whose_messages_outlived_it_is_made_again(
     config = again.parts.topics.get("orders")
     assert config is not None
     assert config.write_queue_nums == 4
-
-
-# Puts of the broker itself.
-
-
-def draft(topic: str, **fields: Any) -> Draft:
-    return Draft(topic, 0, b"body", b"", 1_700_000_000_000, pack_host("127.0.0.1", 1), **fields)
-
-
-async def test_a_put_that_cannot_be_stored_says_so_and_spares_the_others(broker):
-    results: list[PutResult] = []
-    writes = broker.parts.writes
-
-    writes.put(draft("own"), results.append)
-    writes.put(draft("a/b"), results.append)
-    writes.put(draft("own"), results.append)
-    await until(lambda: len(results) == 3)
-
-    by_status = sorted(results, key=lambda result: result.status.name)
-    assert [result.status for result in by_status] == [
-        PutStatus.MESSAGE_ILLEGAL,
-        PutStatus.PUT_OK,
-        PutStatus.PUT_OK,
-    ]
-    assert by_status[0].error is not None
-    assert not by_status[0].status.is_stored
-
-
-async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path):
-    gate = threading.Event()
-
-    class SlowDisk(DiskFiles):
-        def sync(self, fd: int) -> None:
-            gate.wait(30)
-
-    topics = TopicTable(TopicSettings(cluster="c", broker_name="b"), now=0.0)
-    file = ConfigFile(tmp_path / "topics.json", TopicConfigTable, disk=SlowDisk())
-    table = SavedTable(
-        file, revision=lambda: topics.revision, document=topics.file, clock=SystemClock()
-    )
-    topics.ensure(TopicConfig(topic_name="first"), now=0.0)
-    table.save_soon()
-    await until((tmp_path / "topics.json.tmp").exists)
-
-    topics.ensure(TopicConfig(topic_name="second"), now=0.0)
-    table.save_soon()
-    gate.set()
-    await until(lambda: not table.is_stale)
-
-    loaded = file.load()
-    assert loaded is not None
-    assert {"first", "second"} <= set(loaded.topic_config_table)
-    await table.close()
 
 
 # Stopping.

@@ -21,7 +21,6 @@ from orbitmq.store.settings import StoreFailed
 from orbitmq.store.store import Store
 from orbitmq.wire.bodies import ConsumerOffsets
 from tests.support.broker import until
-from tests.support.delivery import QuickConfigDisk
 from tests.support.powerloss import ForgetfulFiles
 
 NAME = "consumerOffset.json"
@@ -162,31 +161,6 @@ def test_a_failing_disk_is_reported_and_costs_nothing_that_was_saved(root, faili
     assert offset_in(root) in (1, 2)
 
 
-class ClosedParent(QuickConfigDisk):
-    """A disk where the folder above that of the configuration cannot be opened."""
-
-    def __init__(self, above: Path) -> None:
-        self._above = above
-        self.attempts = 0
-
-    def sync_folder(self, folder: Path) -> None:
-        if folder == self._above:
-            self.attempts += 1
-            raise PermissionError(errno.EACCES, "Permission denied")
-
-
-def test_a_folder_above_that_cannot_be_opened_is_told_once_and_hinders_no_save(root, caplog):
-    disk = ClosedParent(root)
-    file = opened(root, disk)
-
-    for offset in range(3):
-        file.save(progress(offset))
-
-    assert offset_in(root) == 2
-    assert (file.failures, file.problem, disk.attempts) == (0, None, 1)
-    assert len([line for line in caplog.messages if "Permission denied" in line]) == 1
-
-
 class BrokenDisk(DiskFiles):
     """Has the file, and cannot give it out, or cannot rename it."""
 
@@ -215,22 +189,6 @@ def test_a_file_that_can_neither_be_used_nor_set_aside_stops_the_start(root, can
         file.save(progress(1))
 
     assert [path.name for path in (root / "config").iterdir()] == [NAME]
-
-
-def test_the_document_before_is_the_backup(root):
-    file = opened(root)
-
-    file.save(progress(1))
-    file.save(progress(2))
-
-    assert sorted(path.name for path in (root / "config").iterdir()) == [NAME, NAME + ".bak"]
-    assert file.load() == progress(2)
-    (root / "config" / NAME).unlink()
-    assert file.load() == progress(1)
-
-
-def test_nothing_there_is_no_error(root):
-    assert opened(root).load() is None
 
 
 @pytest.mark.feature("H4")
@@ -262,22 +220,6 @@ def test_a_torn_file_never_becomes_the_backup(root):
     file.path.unlink()
 
     assert offset_in(root) == 1
-
-
-def test_every_damaged_file_is_kept_under_its_own_name(root):
-    file = opened(root)
-    file.path.parent.mkdir()
-    for text in (b"one", b"two"):
-        file.path.write_bytes(text)
-        file.backup.write_bytes(b"bak of " + text)
-        assert opened(root).load() is None
-
-    assert {path.name: path.read_bytes() for path in file.path.parent.iterdir()} == {
-        f"{NAME}.damaged-1": b"one",
-        f"{NAME}.damaged-2": b"two",
-        f"{NAME}.bak.damaged-1": b"bak of one",
-        f"{NAME}.bak.damaged-2": b"bak of two",
-    }
 
 
 class Log:

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orbitmq.broker.counters import (
-    OWN,
-    PUT_BOUNDS,
-    RPC_BOUNDS,
-    Counters,
-    Histogram,
-    PutTimes,
-    Rates,
-)
+from orbitmq.broker.counters import PUT_BOUNDS, RPC_BOUNDS, Counters, Histogram, Rates
 from orbitmq.wire.bodies import KVTable
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body
@@ -68,26 +60,6 @@ def test_rates_are_those_of_the_last_ten_sixty_and_six_hundred_seconds():
     assert short["put_bytes"] == pytest.approx(60, rel=0.2)
 
 
-def test_what_happened_since_the_last_sample_counts():
-    broker = Broker()
-    broker.wait(30)
-    broker.put("orders", 60)
-
-    recent = broker.rates.recent("orders")
-
-    assert recent is not None
-    assert [span.amounts[0] for span in recent] == [60, 60, 60]
-    assert broker.rates.put_rate("orders") == pytest.approx(2)
-
-
-def test_a_young_broker_does_not_exaggerate():
-    broker = Broker()
-    broker.put("orders", 5)
-
-    assert broker.rates.put_rate("orders") == 5
-    assert broker.rates.per_second(10)[0]["puts"] == 5
-
-
 def test_a_minute_an_hour_and_a_day_go_by():
     broker = Broker()
     broker.put("orders", 7)
@@ -100,33 +72,6 @@ def test_a_minute_an_hour_and_a_day_go_by():
         sums.append(tuple(span.amounts[0] for span in recent))
 
     assert sums == [(7, 7, 7), (0, 7, 7), (0, 0, 7), (0, 0, 0)]
-
-
-def test_totals_do_not_fall_when_a_topic_is_deleted():
-    broker = Broker()
-    broker.put("orders", 5)
-    broker.get("orders", "billing", 5)
-    broker.wait(15)
-
-    broker.counters.forget_topic("orders")
-    broker.put("orders", 2)
-
-    recent = broker.rates.recent("orders")
-    assert broker.rates.totals().puts == 7
-    assert broker.rates.totals().gets == 5
-    assert recent is not None
-    assert recent[0].amounts[0] == 7
-
-
-def test_a_new_day_remembers_where_it_began():
-    broker = Broker(MORNING + 86_400 - 30)
-    broker.put("orders", 5)
-    broker.wait(60)
-    broker.put("orders", 2)
-
-    yesterday, today, now = broker.rates.mornings()
-
-    assert (yesterday.puts, today.puts, now.puts) == (0, 5, 7)
 
 
 @given(
@@ -181,35 +126,6 @@ def test_a_percentile_lies_in_the_bucket_of_the_value_that_it_stands_for(seen, s
     above = next((bound for bound in PUT_BOUNDS if bound >= true), PUT_BOUNDS[-1])
     below = max((bound for bound in PUT_BOUNDS if bound < above), default=0.0)
     assert below <= found <= above
-
-
-def test_figures_for_people_are_those_of_the_last_complete_minute():
-    times = PutTimes(now=0.0)
-
-    times.note(V2, 0, 4.0, 990)
-    times.note(OWN, 0, 700.0, 10)
-    times.tick(59.9)
-    early = times.percentile(0.5)
-    times.tick(60.0)
-    first = (times.percentile(0.5), times.percentile(0.995), times.shares())
-    times.note(V2, 0, 0.2, 5)
-    times.tick(119.9)
-    unchanged = times.percentile(0.5)
-    times.tick(120.0)
-    second = times.percentile(0.5)
-    times.tick(180.0)
-
-    assert early == 0.0
-    assert 3.0 < first[0] <= 4.0
-    assert 600.0 < first[1] <= 700.0
-    assert first[2] == (
-        "[<=0ms]:0 [0~10ms]:990 [10~50ms]:0 [50~100ms]:0 [100~200ms]:0 [200~500ms]:0 "
-        "[500ms~1s]:10 [1~2s]:0 [2~3s]:0 [3~4s]:0 [4~5s]:0 [5~10s]:0 [10s~]:0"
-    )
-    assert unchanged == first[0]
-    assert 0.1 < second <= 0.2
-    assert times.percentile(0.5) == 0.0
-    assert times.longest == 700.0
 
 
 async def told(client: RawClient) -> dict[str, str]:

@@ -31,17 +31,6 @@ from tests.support.prometheus import parse_metrics
 from tests.support.store import FailingFiles, HandClock
 
 
-async def test_a_delayed_message_is_invisible_until_it_is_due(hand, hand_client):
-    await hand_client.stored("T", b"later", properties={"DELAY": "3"}, queue_id=2)
-
-    hand.advance(9.999)
-    early = hand.bodies("T", 2)
-    hand.advance(0.001)
-
-    assert early == []
-    assert hand.bodies("T", 2) == [b"later"]
-
-
 async def test_what_is_delivered_is_the_message_that_was_sent(hand, hand_client):
     answer = await hand_client.stored(
         "T", b"x", properties={"DELAY": "1", "TAGS": "a", "KEYS": "k"}, queue_id=1, flag=7
@@ -226,22 +215,6 @@ async def test_a_clock_set_back_a_little_delivers_nothing_early(hand):
 
     assert at_once == before == []
     assert hand.bodies("T", 2) == [b"x"]
-
-
-async def test_a_step_delivers_a_bounded_number(tmp_path):
-    settings = DelaySettings(step_messages=64)
-    async with hand_broker(tmp_path, delays=settings) as (broker, _):
-        for number in range(200):
-            put(broker, 1 + number % 2, b"%d" % number)
-        broker.clock.advance(10)
-
-        broker.parts.delays.step(broker.clock.now())
-        broker.parts.writes.finish()
-        first = len(broker.bodies("T", 1)) + len(broker.bodies("T", 2))
-        broker.step()
-
-        assert first == 64
-        assert len(broker.bodies("T", 1)) + len(broker.bodies("T", 2)) == 200
 
 
 #: Of a message that is due in a second, by a delay level and by a timer.

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import tracemalloc
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +12,14 @@ import pytest
 from orbitmq.broker import filters as filter_table
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.errors import Refused, SystemBusy
-from orbitmq.broker.filters import BURST, RATE, CompileLater, CompileLimit, FilterTable
+from orbitmq.broker.filters import BURST, RATE, CompileLimit, FilterTable
 from orbitmq.broker.scheduler import JUDGEMENTS
 from orbitmq.filter.tags import compile_filter
-from orbitmq.javahash import java_hash
 from orbitmq.remoting.settings import Address
-from orbitmq.wire.bodies import CheckClientRequest, SubscriptionData, TopicConfig
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.bodies import SubscriptionData, TopicConfig
+from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import PullMessageResponse
-from orbitmq.wire.javajson import encode_body
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import HandClock, put
 
@@ -87,20 +82,6 @@ def refusal(call: Callable[..., object], *args: object) -> int | None:
 # What is served and refused.
 
 
-@pytest.mark.parametrize("kind", [None, "", "TAG"])
-def test_tags_are_judged_by_their_hashes(filters, kind):
-    found = filters.of_pull("A || B", kind)
-
-    assert found.accepts_code(java_hash("A"))
-    assert not found.accepts_code(java_hash("C"))
-
-
-def test_sql_is_judged_by_properties(filters):
-    found = filters.of_pull("price > 5", "SQL92")
-
-    assert [found.accepts_properties({"price": each}) for each in ("5", "6")] == [False, True]
-
-
 @pytest.mark.parametrize("is_enabled", [True, False])
 @pytest.mark.parametrize(
     ("text", "kind", "code", "code_if_disabled"),
@@ -127,31 +108,6 @@ def test_an_expression_is_refused_by_its_kind_its_length_and_its_text(
         assert refusal(filters.check, text, kind) == expected
 
 
-def test_the_longest_tag_list_is_served(filters):
-    assert filters.of_pull(tag_list(0, 5_000)[:32_768], "TAG").accepts_code(java_hash("00100"))
-
-
-@pytest.mark.parametrize(
-    ("subscription", "version", "code"),
-    [
-        (None, 1, CODE.SUBSCRIPTION_NOT_EXIST),
-        (wants("A", version=4, kind="TAG"), 5, CODE.SUBSCRIPTION_NOT_LATEST),
-        (wants("A", version=4, kind="TAG"), 3, None),
-        (wants("price >"), 1, CODE.FILTER_DATA_NOT_EXIST),
-    ],
-)
-def test_a_group_without_a_valid_and_present_subscription_is_refused(
-    filters, caplog, compilations, subscription, version, code
-):
-    for _ in range(3):
-        assert refusal(filters.of_group, "g", "orders", subscription, version, ONE) == code
-
-    # Compiled and logged once, not with every pull.
-    is_wrong = code == CODE.FILTER_DATA_NOT_EXIST
-    assert len(compilations) == is_wrong
-    assert caplog.text.count("subscription does not compile") == is_wrong
-
-
 def test_the_end_of_an_expression_of_a_group_is_ignored_and_logged_once(filters, caplog):
     for version in (1, 2):
         said = wants("price > 5 LIKE 'x'", version)
@@ -164,18 +120,6 @@ def test_the_end_of_an_expression_of_a_group_is_ignored_and_logged_once(filters,
 # What is kept.
 
 
-def test_filters_that_were_not_used_lately_are_dropped():
-    filters = FilterTable(is_enabled=True, cache_size=2)
-    first = filters.of_pull("a > 1", "SQL92")
-    again = filters.of_pull("a > 1", "SQL92")
-
-    for number in range(10):
-        filters.of_pull(f"a > {number + 5}", "SQL92")
-
-    assert again is first
-    assert filters.of_pull("a > 1", "SQL92") is not first
-
-
 def test_filters_are_limited_by_the_memory_that_they_take():
     filters = FilterTable(tag_cache_bytes=300_000)
     short = filters.of_pull("A", "TAG")
@@ -185,42 +129,6 @@ def test_filters_are_limited_by_the_memory_that_they_take():
         assert filters.of_pull("A", "TAG") is short  # what is used stays
 
     assert 200_000 < filters.bytes <= 300_000
-
-
-def test_tag_lists_do_not_displace_sql():
-    filters = FilterTable(is_enabled=True, cache_bytes=10_000, tag_cache_bytes=10_000)
-    sql, tags = filters.of_pull("a > 1", "SQL92"), filters.of_pull("A", "TAG")
-
-    for number in range(20):
-        filters.of_pull(tag_list(number, 50), "TAG")
-
-    assert filters.of_pull("a > 1", "SQL92") is sql
-    assert filters.of_pull("A", None) is not tags
-
-
-@pytest.mark.parametrize(
-    ("texts", "kind"),
-    [
-        ([tag_list(number, 2_000) for number in range(2)], "TAG"),
-        (["a > 1 AND " * 300 + "a > 2"], "SQL92"),
-        ([f"price > {number} AND region = 'eu'" for number in range(50)], "SQL92"),
-    ],
-    ids=["tags", "long", "short"],
-)
-def test_the_memory_of_a_filter_is_known(filters, texts, kind):
-    filters.of_pull("a > 0", "SQL92")  # has the grammar made
-    gc.collect()
-    before = filters.bytes
-    tracemalloc.start()
-    try:
-        for text in texts:
-            filters.of_pull(text, kind)
-        gc.collect()
-        measured, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-    assert measured / 2 < filters.bytes - before < measured * 5
 
 
 # What a connection, and a host, may have compiled.
@@ -239,17 +147,6 @@ def test_a_bucket_is_used_up_and_fills_again(clock, shares, who):
     assert limit.allows(ANOTHER, BURST)
     clock.advance(1.0)
     assert limit.allows(who[-1], RATE)
-
-
-def test_more_than_a_bucket_holds_is_taken_from_a_full_one_and_leaves_a_debt(clock):
-    limit = CompileLimit(clock.monotonic)
-
-    assert limit.allows(ONE, 2 * BURST)
-    limit.charge(ONE, 2 * BURST)
-    clock.advance(BURST / RATE)
-    assert not limit.allows(ONE, 1)
-    clock.advance(1.0)
-    assert limit.allows(ONE, RATE)
 
 
 def test_full_buckets_take_no_memory(clock):
@@ -279,21 +176,6 @@ def test_pulls_with_ever_new_expressions_are_answered_that_the_broker_is_busy(
     assert compilations == ["size = 1000", "size = 2"]
 
 
-def test_a_pull_waits_for_a_later_step_when_another_expression_was_compiled_in_this_one(
-    filters, compilations
-):
-    filters.must_wait = lambda: True
-
-    with pytest.raises(CompileLater):
-        filters.of_pull("size = 1", "SQL92", ONE)
-    filters.of_pull("A || B", "TAG", ONE)
-
-    assert compilations == []
-    filters.of_pull("size = 1", "SQL92")
-    filters.of_pull("size = 1", "SQL92", ONE)
-    assert compilations == ["size = 1"]
-
-
 def test_a_check_beyond_the_limit_passes_unread(filters, compilations):
     with pytest.raises(Refused, match="ends too early") as refusal:
         filters.check("size >", "SQL92", ONE)
@@ -318,26 +200,6 @@ async def still(broker):
     return broker
 
 
-async def test_a_held_pull_beyond_the_limit_is_answered_busy(still, client):
-    topics = [f"t{number}" for number in range(12)]
-    for topic in topics:
-        await client.stored(topic)
-    await client.heartbeat("c1", *(wants("size = 1", topic=topic) for topic in topics))
-    pulls = [
-        asyncio.ensure_future(client.pull(topic, hold=2.0, sys_flag=2, offset=1))
-        for topic in topics
-    ]
-    await until(lambda: len(still.parts.held) == len(topics))
-
-    said = [wants(long(at, 25_000), 2, topic=topic) for at, topic in enumerate(topics)]
-    await client.heartbeat("c1", *said)
-    answers = await asyncio.wait_for(asyncio.gather(*pulls), 30)
-
-    codes = Counter(answer.code for answer in answers)
-    assert codes[ResponseCode.SYSTEM_BUSY] == len(topics) - BURST // 25_000
-    assert codes[ResponseCode.PULL_NOT_FOUND] == BURST // 25_000
-
-
 async def test_pulls_that_come_together_are_compiled_once_and_all_answered(
     still, open_client, compilations
 ):
@@ -353,21 +215,6 @@ async def test_pulls_that_come_together_are_compiled_once_and_all_answered(
 
     assert [bodies_in(answer) for answer in answers] == [[b"seen"]] * 30
     assert len(compilations) == 4
-
-
-async def test_a_consumer_with_much_sql_passes_its_checks(broker, client, compilations):
-    answers = []
-    for number in range(30):
-        subscription = wants(long(number, 650), topic=f"t{number}")
-        asked = CheckClientRequest(client_id="c1", group=GROUP, subscription_data=subscription)
-        answers.append(
-            await client.connection.request(
-                RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(asked), timeout=30
-            )
-        )
-
-    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
-    assert len(compilations) == 30
 
 
 # Pulls in parts: a step of the loop judges few messages by their properties.
@@ -524,34 +371,3 @@ async def test_a_pull_in_parts_is_answered_empty_after_a_change(
 
     assert ResponseCode.PULL_RETRY_IMMEDIATELY in {answer.code for answer in answers}
     assert bodies_in(again) == ([b"20", b"600"] if change == "subscription" else [b"10", b"700"])
-
-
-async def test_pulls_by_tags_do_not_wait_behind_those_by_sql(broker, client, open_client):
-    queues = 2 * broker.parts.held.slices.at_once
-    for name in ("sql", "tags"):
-        broker.parts.topics.ensure(
-            TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues), now=0.0
-        )
-    others = [
-        asyncio.ensure_future(
-            client.pull(
-                "sql", queue_id, hold=20.0, subscription="price < 0", expression_type="SQL92"
-            )
-        )
-        for queue_id in range(queues)
-    ]
-    second = await open_client(broker)
-    pull = asyncio.ensure_future(second.pull("tags", hold=20.0, subscription="good"))
-    await until(lambda: len(broker.parts.held) == queues + 1)
-    for queue_id in range(queues):
-        put(broker.parts.store, "sql", queue_id, b"dear", {"price": "1"})
-    put(broker.parts.store, "tags", 0, b"good", {"TAGS": "good"})
-
-    broker.parts.store.write()
-    waits = len(broker.parts.held.table.of_queue("tags", 0))
-
-    assert waits == 0
-    assert bodies_in(await pull) == [b"good"]
-    for each in others:
-        each.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

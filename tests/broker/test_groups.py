@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections import Counter
 
 import msgspec
 import pytest
@@ -26,14 +24,12 @@ from orbitmq.broker.groups import (
     GroupChange,
     GroupTable,
     ProducerTable,
-    Variant,
 )
 from orbitmq.broker.topics import PageRequest, version_text
 from orbitmq.wire.bodies import (
     ConsumeFromWhere,
     ConsumerData,
     ConsumeType,
-    HeartbeatData,
     LanguageName,
     MessageModel,
     SubscriptionData,
@@ -41,8 +37,6 @@ from orbitmq.wire.bodies import (
     SubscriptionGroupTable,
 )
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.javajson import decode_body
-from tests.support.tries import shortest_of
 
 NOW = 1_700_000_000.0
 ONE = Client("one", LanguageName.JAVA, 479, "10.0.0.1:1")
@@ -54,21 +48,6 @@ def table(*, auto_create: bool = True, room: int = 10_000) -> GroupTable:
 
 
 # Configurations.
-
-
-def test_a_lookup_creates_a_group_with_apaches_defaults():
-    groups = table()
-
-    made = groups.find("g", now=NOW + 1)
-
-    assert made is not None
-    assert (made.retry_queue_nums, made.retry_max_times) == (1, 16)
-    assert (made.consume_enable, made.consume_broadcast_enable) == (True, True)
-    assert (made.broker_id, made.which_broker_when_consume_slowly) == (0, 1)
-    assert made.notify_consumer_ids_changed_enable
-    assert groups.find("g", now=NOW + 2) == made
-    assert groups.data_version.counter == 1
-    assert {each.group_name for each in groups} == {*PREDEFINED_GROUPS, "g"}
 
 
 @pytest.mark.parametrize(
@@ -96,24 +75,6 @@ def test_groups_of_the_system_are_created_without_auto_creation():
     assert table(auto_create=False).find("CID_RMQ_SYS_x", now=NOW) is not None
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"group_name": "a b"}, "illegal"),
-        ({"group_name": "g", "attributes": {"+a": "1"}}, "known are none"),
-        ({"group_name": "g", "retry_queue_nums": -1}, "retryQueueNums must be from 0 to 16384"),
-        ({"group_name": "g", "retry_max_times": -2}, "retryMaxTimes must be from -1"),
-    ],
-)
-def test_a_configuration_that_is_not_valid_is_refused(config, words):
-    groups = table()
-
-    with pytest.raises(Refused, match=words):
-        groups.update(SubscriptionGroupConfig(**config), now=NOW)
-
-    assert len(groups) == len(PREDEFINED_GROUPS)
-
-
 def test_only_administration_creates_groups_beyond_the_limit(caplog):
     groups = table(room=1)
     groups.find("a", now=NOW)
@@ -125,46 +86,6 @@ def test_only_administration_creates_groups_beyond_the_limit(caplog):
     assert refused == [None] * 500
     assert len(caplog.records) == 1
     assert groups.find("c", now=NOW) is not None
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["x\n2026-01-31 12:00:00.000 ERROR   all is lost", "x\r\x1b[2J\x9b", "x" * 100_000, "\n" * 2],
-)
-def test_a_refused_name_cannot_forge_a_line_of_the_log(name):
-    text = str(table().missing(name))
-
-    assert text.isprintable()
-    assert len(text) < 2000
-
-
-def test_a_change_that_changes_nothing_keeps_the_version():
-    groups = table()
-    stopped = SubscriptionGroupConfig(group_name="g", consume_enable=False)
-
-    groups.update(stopped, now=NOW)
-    groups.update(stopped, now=NOW)
-    groups.forbid("g", "U", is_forbidden=False, now=NOW)
-    changed_once = groups.data_version.counter
-    deleted = [groups.delete("g", now=NOW), groups.delete("g", now=NOW)]
-
-    assert changed_once == 1
-    assert deleted == [stopped, None]
-    assert groups.data_version.counter == 2
-
-
-def test_a_group_is_forbidden_single_topics_until_it_is_deleted():
-    groups = table()
-
-    groups.forbid("g", "T", is_forbidden=True, now=NOW)
-    groups.forbid("g", "U", is_forbidden=True, now=NOW)
-    groups.forbid("g", "T", is_forbidden=False, now=NOW)
-
-    asked = (("g", "T", 2), ("g", "U", 2), ("h", "U", 2), ("g", "U", 1))
-    assert [groups.is_forbidden(*each) for each in asked] == [False, True, False, False]
-    assert groups.file().forbidden_table == {"g": {"U": 4}}
-    groups.delete("g", now=NOW)
-    assert not groups.is_forbidden("g", "U")
 
 
 def test_a_file_restores_the_groups(tmp_path):
@@ -197,17 +118,6 @@ def test_the_file_of_an_old_broker_lacks_much():
     found = groups.get("g")
     assert found is not None
     assert (found.consume_enable, found.retry_max_times) == (False, 16)
-
-
-def test_a_slave_becomes_a_copy_of_its_master():
-    master, slave = table(), table()
-    master.find("g", now=NOW + 1)
-    slave.find("old", now=NOW + 2)
-
-    slave.replace(master.file())
-
-    assert list(slave) == list(master)
-    assert slave.data_version == master.data_version
 
 
 def test_a_page_has_what_its_groups_are_forbidden():
@@ -251,85 +161,6 @@ def change(
     return consumers.heartbeat(client.id, client, said, now=now).change
 
 
-def test_joining_and_changed_topics_are_notified_to_all_members():
-    consumers = ConsumerTable()
-
-    changes = [
-        change(consumers, ONE, data(wants("T"), wants("U"))),
-        change(consumers, TWO, data(wants("T"))),
-        change(consumers, ONE, data(wants("T"))),
-    ]
-
-    assert changes == [
-        GroupChange(group="g", notify=("one",), joined=(ONE,), topics_added=("T", "U")),
-        GroupChange(group="g", notify=("one", "two"), joined=(TWO,)),
-        GroupChange(group="g", notify=("one", "two"), topics_removed=("U",)),
-    ]
-    assert [set(consumers.groups_of(topic)) for topic in "UT"] == [set(), {"g"}]
-
-
-def test_another_filter_is_a_change_without_a_notice_and_another_version_is_none():
-    consumers = ConsumerTable()
-    change(consumers, ONE, data(wants("T", "A || B", 1)))
-    # Clients list the tags in an order of their own, or not at all.
-    again = msgspec.structs.replace(wants("T", "A || B", 2), tags_set=("B", "A"), code_set=(0, 0))
-
-    renewed = change(consumers, ONE, data(again))
-    replaced = change(consumers, ONE, data(wants("T", "B", 3)))
-
-    assert renewed is None
-    assert replaced == GroupChange(group="g", topics_replaced=("T",))
-    assert consumers.subscription("g", "T") == wants("T", "B", 3)
-
-
-@pytest.mark.parametrize(
-    ("model", "notifies"), [(MessageModel.BROADCASTING, True), (MessageModel.CLUSTERING, False)]
-)
-def test_a_group_that_needs_no_notices_gets_none(model, notifies):
-    consumers = ConsumerTable()
-    for client in (ONE, TWO):
-        said = data(wants("T"), model=model)
-        joined = consumers.heartbeat(client.id, client, said, now=0.0, notifies=notifies).change
-        assert joined is not None
-        assert joined.notify == ()
-
-    assert [each.notify for each in consumers.close("one")] == [()]
-
-
-def test_a_closed_connection_leaves_all_its_groups():
-    consumers = ConsumerTable()
-    for group in ("g", "h"):
-        change(consumers, ONE, data(wants("T", "mine"), group=group))
-    change(consumers, TWO, data(wants("T", "newer", 2), wants("U"), group="h"))
-
-    changes = consumers.close("one")
-    last = consumers.leave("h", "two")
-
-    assert changes == (
-        GroupChange(group="g", left=(ONE,), topics_removed=("T",), is_gone=True),
-        GroupChange(group="h", notify=("two",), left=(ONE,)),
-    )
-    assert last == GroupChange(group="h", left=(TWO,), topics_removed=("T", "U"), is_gone=True)
-    assert (consumers.close("one"), consumers.leave("h", "one"), consumers.groups()) == (
-        (),
-        None,
-        (),
-    )
-
-
-def test_the_subscription_of_a_member_that_leaves_is_replaced_by_that_of_another():
-    consumers = ConsumerTable()
-    change(consumers, ONE, data(wants("T", "mine", 1)))
-    change(consumers, TWO, data(wants("T", "newer", 2), wants("U")))
-
-    left = consumers.leave("g", "two")
-
-    assert left == GroupChange(
-        group="g", notify=("one",), left=(TWO,), topics_removed=("U",), topics_replaced=("T",)
-    )
-    assert consumers.subscription("g", "T") == wants("T", "mine", 1)
-
-
 def test_a_connection_that_changes_its_client_id_is_another_member():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T")))
@@ -344,31 +175,6 @@ def test_a_connection_that_changes_its_client_id_is_another_member():
         topics_added=("U",),
         topics_removed=("T",),
     )
-
-
-def test_a_connection_has_limited_room_for_its_groups():
-    consumers = ConsumerTable(connection_room=10_000)
-    noted = []
-    for number in range(100):
-        said = consumers.within_room("one", data(wants("T"), group=f"g{number}"))
-        if said is not None:
-            noted.append(said)
-            change(consumers, ONE, said)
-    topics = [wants(f"T{number}", "a||b", number) for number in range(100)]
-    many = consumers.within_room("two", data(*topics))
-    repeated = consumers.within_room("one", data(wants("T"), group="g0"))
-    changed = consumers.within_room("one", data(wants("T", "A"), group="g0"))
-    more = consumers.within_room("one", data(group="new"))
-    consumers.leave("g0", "one")
-
-    assert 3 < len(noted) < 10
-    assert many is not None
-    assert 10 < len(many.subscription_data_set) < 20
-    assert list(many.subscription_data_set) == topics[: len(many.subscription_data_set)]
-    assert (repeated, more) == (noted[0], None)
-    # It takes the place of what the group said before.
-    assert changed == data(wants("T", "A"), group="g0")
-    assert consumers.within_room("one", data(group="new")) is not None
 
 
 def test_the_subscription_of_a_pull_counts_for_a_while_where_no_heartbeat_names_one():
@@ -418,29 +224,6 @@ CPP_HEARTBEAT = (
     '"subVersion":"1794737880007","topic":"%RETRY%GID_G_26277"},{"subString":"*","subVersion":'
     '"1794737880007","topic":"G_27282"}]}]}\n'
 )
-
-
-def test_clients_in_java_and_cpp_share_a_group():
-    consumers = ConsumerTable()
-    changes = []
-
-    for now, text in enumerate((JAVA_HEARTBEAT, CPP_HEARTBEAT, JAVA_HEARTBEAT, CPP_HEARTBEAT)):
-        beat = decode_body(HeartbeatData, text.encode())
-        said = beat.consumer_data_set[0]
-        client = Client(beat.client_id)
-        changes.append(consumers.heartbeat(client.id, client, said, now=float(now)).change)
-
-    assert changes[1:] == [
-        GroupChange(
-            group="GID_G_26277",
-            notify=("127.0.0.1@one6da228c9455", "11686-127.0.0.1@one"),
-            joined=(Client("11686-127.0.0.1@one"),),
-        ),
-        None,
-        None,
-    ]
-    assert set(consumers.subscriptions("GID_G_26277")) == {"%RETRY%GID_G_26277", "G_27282"}
-    assert consumers.model("GID_G_26277") is MessageModel.CLUSTERING
 
 
 client_names = st.sampled_from(("a", "b", "c"))
@@ -569,18 +352,6 @@ def producers_on(*channels: str) -> ProducerTable:
     return producers
 
 
-@pytest.mark.parametrize("left", [1, 2, 5])
-def test_checks_go_round_among_the_producers_that_are_left(left):
-    producers = producers_on(*"abcde")
-    for _ in range(7):
-        chosen(producers)
-
-    for channel in "abcde"[left:]:
-        producers.close(channel)
-
-    assert Counter(chosen(producers) for _ in range(2 * left)) == dict.fromkeys("abcde"[:left], 2)
-
-
 @pytest.mark.parametrize(
     ("dead", "full", "expected"),
     [
@@ -597,40 +368,6 @@ def test_a_check_goes_to_a_live_connection_that_accepts_more_bytes_if_there_is_o
     producers = producers_on(*"abcdefgh")
 
     assert {chosen(producers, dead=tuple(dead), full=tuple(full)) for _ in range(8)} == expected
-
-
-@pytest.mark.parametrize("ending", ["close", "expire"])
-def test_closing_a_connection_costs_as_much_as_its_groups(ending):
-    def by_joining():
-        """How long closing takes, in relation to joining."""
-        producers = ProducerTable(most=20_000)
-        begun = time.thread_time()
-        for number in range(20_000):
-            producers.heartbeat(f"g{number}", "x", Client("one"), now=0.0)
-        joined = time.thread_time()
-        if ending == "close":
-            producers.close("x")
-        else:
-            producers.expire(CLIENT_LIFE + 1.0)
-        closed = time.thread_time()
-
-        assert producers.groups() == producers.channels_of("one") == ()
-        return (closed - joined) / (joined - begun)
-
-    # With a cost of the square of the groups it was two hundred times as much.
-    assert shortest_of(by_joining, 20) < 20
-
-
-def test_a_connection_has_room_for_a_number_of_producer_groups():
-    producers = ProducerTable(most=2)
-    for group in "pq":
-        producers.heartbeat(group, "x", Client("one"), now=0.0)
-
-    full = [producers.has_room(group, "x") for group in "pqr"]
-    producers.leave("p", "x")
-
-    assert full == [True, True, False]
-    assert [producers.has_room("n" * size, "x") for size in (1, 255, 256)] == [True, True, False]
 
 
 producer_channels = st.sampled_from(("x", "y", "z"))
@@ -758,29 +495,6 @@ def test_members_with_different_subscriptions_are_a_finding(group, members, foun
         f"{each}; messages will be missed until they agree" for each in found
     ]
     assert all(text.startswith("members of group 'g' subscribe differently") for text in began)
-
-
-def test_a_finding_is_reported_when_it_begins_and_when_it_ends(group):
-    group.beat("one", ("T", "A"))
-    group.beat("two", ("T", "B"))
-    began, _ = group.check()
-    for _ in range(5):
-        group.beat("one", ("T", "A"))
-        group.beat("two", ("T", "B"))
-        assert group.check() == ([], [])
-
-    # Its members may change while it stays.
-    group.beat("three", ("T", "B"))
-    assert group.check() == ([], [])
-    (finding,) = group.disagreements.open_findings("g")
-    group.consumers.close("one")
-
-    assert len(began) == 1
-    assert finding.variants[1] == Variant(
-        clients=("three", "two"), expression="B", expression_type="TAG"
-    )
-    assert group.check() == ([], [finding.text])
-    assert group.disagreements.open_findings() == ()
 
 
 def test_a_member_whose_subscription_is_not_known_yet_is_no_finding(group):

@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import ProgressSettings
@@ -21,7 +18,6 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import DeleteGroupRequest, TopicRequest
 from tests.support.broker import GROUP, RawClient, bodies_in, until
-from tests.support.replication import QUICK
 
 StartBroker = Callable[..., Awaitable[Broker]]
 OpenClient = Callable[..., Awaitable[RawClient]]
@@ -72,10 +68,10 @@ async def delete_topic(client: RawClient, topic: str) -> None:
     assert answer.code == ResponseCode.SUCCESS
 
 
-async def delete_group(client: RawClient, *, clean_offset: bool = True) -> Command:
+async def delete_group(client: RawClient) -> Command:
     return await client.connection.request(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
-        DeleteGroupRequest(group_name=GROUP, clean_offset=clean_offset),
+        DeleteGroupRequest(group_name=GROUP, clean_offset=True),
     )
 
 
@@ -106,20 +102,6 @@ async def test_new_messages_in_the_place_of_lost_ones_are_delivered(
     assert await delivered(client, "orders") == new
 
 
-async def test_progress_in_a_topic_without_messages_begins_with_its_first_one(
-    start_broker, open_client, tmp_path
-):
-    await lose_the_end(start_broker, open_client, tmp_path)
-    shutil.rmtree(tmp_path / "after" / "commitlog")
-    shutil.rmtree(tmp_path / "after" / "consumequeue")
-    (tmp_path / "after" / "checkpoint").unlink()
-
-    client = await open_client(await start_broker(root="after"))
-    new = await send(client, "orders", 8, b"new")
-
-    assert await delivered(client, "orders") == new
-
-
 async def test_queues_that_are_made_anew_from_the_log_cost_no_progress(
     start_broker, open_client, tmp_path
 ):
@@ -136,21 +118,6 @@ async def test_queues_that_are_made_anew_from_the_log_cost_no_progress(
     new = await send(client, "orders", 2, b"new")
 
     assert after.parts.store.min_offset("orders", 0) == 0
-    assert await delivered(client, "orders") == new
-
-
-async def test_a_slave_keeps_what_its_master_said_until_it_becomes_one(
-    start_broker, open_client, tmp_path
-):
-    await lose_the_end(start_broker, open_client, tmp_path)
-    nowhere = replace(QUICK, master="127.0.0.1:1", master_ha="127.0.0.1:1")
-    slave = await start_broker(root="after", broker_id=1, replication=nowhere)
-    assert slave.parts.progress.stored("orders", GROUP, 0) == 10
-    await slave.stop()
-
-    client = await open_client(await start_broker(root="after"))
-    new = await send(client, "orders", 8, b"new")
-
     assert await delivered(client, "orders") == new
 
 
@@ -173,29 +140,6 @@ async def test_a_topic_that_is_made_again_is_consumed_from_its_beginning_after_a
     shutil.copytree(tmp_path / "before", tmp_path / "after")
     (tmp_path / "after" / "config" / "consumerOffset.json").write_bytes(document)
     client = await open_client(await start_broker(root="after"))
-
-    assert await delivered(client, "orders") == new
-
-
-async def test_a_topic_made_again_in_the_place_of_lost_messages_is_consumed_from_its_beginning(
-    start_broker, open_client, tmp_path
-):
-    """The log lost its end, but nothing that the group had consumed: its progress still fits."""
-    broker = await start_broker(root="before", progress=QUICKLY)
-    client = await open_client(broker)
-    await send(client, "orders", 5, b"old")
-    await consume_all(client, "orders")
-    await broker.stop()
-    shutil.copytree(tmp_path / "before", tmp_path / "after")
-    path = tmp_path / "after" / "config" / "consumerOffset.json"
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"logEnd": document["logEnd"] + 10_000}))
-
-    client = await open_client(await start_broker(root="after", progress=NEVER))
-    await delete_topic(client, "orders")
-    new = await send(client, "orders", 8, b"new")
-    shutil.copytree(tmp_path / "after", tmp_path / "again")
-    client = await open_client(await start_broker(root="again"))
 
     assert await delivered(client, "orders") == new
 
@@ -246,19 +190,3 @@ async def test_a_deletion_of_progress_that_the_disk_did_not_take_is_not_called_d
     assert "delete it once more" in (refused.remark or "")
     assert again.code == ResponseCode.SUCCESS
     assert progress_file(tmp_path / "broker") == {}
-
-
-@pytest.mark.parametrize("is_slave", [False, True])
-async def test_queues_without_a_topic_are_given_one_by_a_master_alone(
-    start_broker, open_client, tmp_path, *, is_slave
-):
-    await lose_the_end(start_broker, open_client, tmp_path)
-    (tmp_path / "after" / "config" / "topics.json").unlink()
-    (tmp_path / "after" / "config" / "topics.json.bak").unlink(missing_ok=True)
-    nowhere = replace(QUICK, master="127.0.0.1:1", master_ha="127.0.0.1:1")
-
-    broker = await start_broker(
-        root="after", **({"broker_id": 1, "replication": nowhere} if is_slave else {})
-    )
-
-    assert ("orders" in broker.parts.topics) is not is_slave

@@ -12,60 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.groups import LONGEST_ID
-from orbitmq.broker.locks import BROKER_LOCK_LIFE, CLIENT_LOCK_LIFE, OrderLocks
+from orbitmq.broker.locks import CLIENT_LOCK_LIFE, OrderLocks
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, SubscriptionData, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import GROUP, RawClient
+from tests.support.store import HandClock
 
 QUEUES = tuple(MessageQueue(broker_name="b", queue_id=number, topic="T") for number in range(3))
-
-
-def test_a_lock_lives_for_sixty_seconds_after_it_was_last_asked_for():
-    locks = OrderLocks()
-    locks.lock("g", "one", QUEUES[:1], now=0.0)
-    locks.lock("g", "one", QUEUES[:1], now=20.0)
-
-    assert locks.lock("g", "two", QUEUES[:1], now=20.0 + BROKER_LOCK_LIFE) == ()
-    assert locks.group_has_lock("g", now=20.0 + BROKER_LOCK_LIFE)
-    assert not locks.group_has_lock("g", now=20.1 + BROKER_LOCK_LIFE)
-    assert locks.owner("g", QUEUES[0], now=20.1 + BROKER_LOCK_LIFE) is None
-    assert locks.lock("g", "two", QUEUES[:1], now=20.1 + BROKER_LOCK_LIFE) == QUEUES[:1]
-
-
-def test_a_client_gives_back_only_what_it_holds():
-    locks = OrderLocks()
-    locks.lock("g", "one", QUEUES[:2], now=0.0)
-
-    locks.unlock("g", "two", QUEUES)
-    locks.unlock("g", "one", QUEUES[:1])
-    locks.unlock("nobody", "one", QUEUES)
-
-    assert [locks.owner("g", queue, now=0.0) for queue in QUEUES] == [None, "one", None]
-    assert locks.lock("g", "two", QUEUES[:1], now=0.0) == QUEUES[:1]
-
-
-def test_there_is_a_bound_for_all_locks_and_what_is_held_is_renewed():
-    locks = OrderLocks(most=3)
-    locks.lock("g", "one", QUEUES[:2], now=0.0)
-
-    assert locks.lock("h", "two", QUEUES, now=0.0) == QUEUES[:1]
-    assert (len(locks), locks.is_full) == (3, True)
-    assert locks.lock("g", "one", QUEUES, now=1.0) == QUEUES[:2]
-    assert locks.lock("i", "three", QUEUES, now=1.0) == ()
-    locks.unlock("g", "one", QUEUES)
-    assert (len(locks), locks.is_full) == (1, False)
-    assert locks.lock("i", "three", QUEUES, now=2.0) == QUEUES[:2]
-    locks.forget_expired(now=100.0)
-    assert len(locks) == 0
-
-
-def test_nothing_is_granted_while_owners_from_before_a_restart_may_still_consume():
-    locks = OrderLocks(granting_from=100.0 + CLIENT_LOCK_LIFE)
-
-    assert locks.lock("g", "two", QUEUES, now=129.9) == ()
-    assert locks.lock("g", "two", QUEUES, now=130.0) == QUEUES
 
 
 @dataclass
@@ -200,6 +155,22 @@ async def lock(
     return decode_body(LockedQueues, answer.body).lock_ok_mq_set
 
 
+async def test_order_locks_are_granted_after_the_pause_of_a_start(start_broker, open_client):
+    clock = HandClock()
+    broker = await start_broker(parts={"clock": clock}, lock_pause=30)
+    has_queues(broker, "orders", 4)
+    client = await open_client(broker)
+    queue = at("orders", 0)
+
+    too_early = await lock(client, *queue)
+    clock.advance(30)
+    granted = [await lock(client, *queue, client_id=who) for who in ("me", "you")]
+    clock.advance(61)
+
+    assert (too_early, granted) == ((), [queue, ()])
+    assert await lock(client, *queue, client_id="you") == queue
+
+
 async def test_only_queues_of_this_broker_are_locked(broker, client):
     has_queues(broker, "orders", 4)
     there = at("orders", 0, 3)
@@ -243,15 +214,6 @@ async def test_locks_are_renewed_after_a_restart_before_the_first_heartbeat(
 
     assert before == queues
     assert await lock(client, *queues) == queues
-
-
-async def test_locks_are_renewed_when_a_crash_took_the_group_away(broker, client):
-    """As after a crash before the tables were saved: only the topic that was sent to is there."""
-    has_queues(broker, "orders", 4)
-    queues = (*at("orders", 0), *at("%RETRY%" + GROUP, 0))
-
-    assert await lock(client, *queues) == queues
-    assert await lock(client, *at("%RETRY%" + GROUP, 1)) == ()
 
 
 async def test_a_group_that_is_not_there_and_may_not_be_made_locks_nothing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import heapq
 import itertools
 import logging
@@ -24,13 +23,10 @@ from orbitmq.broker.longpoll import AT_ONCE, HeldPull, HeldPulls, Kept, WaitingT
 from orbitmq.broker.scheduler import Pacing
 from orbitmq.broker.settings import PullSettings
 from orbitmq.broker.writes import Draft
-from orbitmq.errors import SettingError
 from orbitmq.filter.tags import parse_tags
 from orbitmq.javahash import java_hash
 from orbitmq.message.properties import encode_properties
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.outgoing import Outgoing
-from orbitmq.remoting.settings import Address, ServerSettings
+from orbitmq.remoting.settings import Address
 from orbitmq.store.settings import FlushPolicy, ReadFailed
 from orbitmq.wire.bodies import MessageModel, SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -46,7 +42,6 @@ from orbitmq.wire.headers import (
 )
 from orbitmq.wire.javajson import encode_body
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, pull_header, until
-from tests.support.replication import SERVING, following, slave_of, until_copied, until_rounds
 
 #: Far longer than any of these tests takes.
 LONG = 60.0
@@ -135,27 +130,6 @@ async def test_a_held_pull_gets_the_next_message_of_its_queue(start_broker, open
         assert answer.ext_fields["nextBeginOffset"] == "1"
     assert [each.done() for each in waiting] == [False, False, True, True]
     assert len(broker.parts.held) == 2
-
-
-@pytest.mark.parametrize("queues", [(0,), (0, 1, 2)])
-async def test_pulls_of_a_connection_that_are_woken_together_are_answered_with_one_write(
-    broker, client, orders, monkeypatch, queues
-):
-    waiting = [begin(client, orders, queue_id) for queue_id in queues]
-    await held(broker, len(queues))
-    written: list[int] = []
-    flush = Outgoing.flush
-
-    def watched(outgoing):
-        written.append(size := flush(outgoing))
-        return size
-
-    monkeypatch.setattr(Outgoing, "flush", watched)
-    write(broker, (b"new", ""), queues=queues)
-
-    assert len([size for size in written if size]) == 1
-    answers = await asyncio.wait_for(asyncio.gather(*waiting), LONG)
-    assert [bodies_in(answer) for answer in answers] == [[b"new"]] * len(queues)
 
 
 @pytest.mark.parametrize(
@@ -293,34 +267,6 @@ async def test_a_pull_that_fails_when_it_is_woken_is_refused_and_its_sender_is_a
     assert place.queue_offset == 0
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "the disk does not give it out" in (answer.remark or "")
-
-
-@pytest.mark.parametrize("step", ["counting", "sending"])
-async def test_a_pull_that_fails_late_is_released_once(
-    broker, client, orders, monkeypatch, caplog, step
-):
-    """Released twice, the connection would accept more requests than its limit."""
-    waiting = begin(client, orders)
-    await held(broker)
-    released: list[Command] = []
-
-    def fail(*_, **__):
-        raise RuntimeError("a bug")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Connection, "release", lambda _, request: released.append(request))
-        if step == "sending":
-            patched.setattr(Connection, "send_pieces", fail)
-        else:
-            patched.setattr(broker.parts.progress, "note_pull", fail)
-        write(broker, (b"new", ""))
-    if step == "counting":
-        assert bodies_in(await answer_of(waiting)) == [b"new"]
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-
-    assert [request.code for request in released] == [RequestCode.PULL_MESSAGE]
-    assert "a bug" in caplog.text
 
 
 # Administration.
@@ -462,66 +408,6 @@ async def test_a_new_subscription_judges_again_what_arrived_before(
     assert bodies_in(woken) == bodies
 
 
-@pytest.mark.parametrize(("kind", "text"), [("TAG", "paid"), ("SQL92", "TAGS = 'paid'")])
-async def test_a_member_with_the_same_subscription_wakes_no_pull(
-    broker, client, admin, orders, kind, text
-):
-    wanted: dict[str, Any] = {"topic": orders, "expression_type": kind, "sub_string": text}
-    await client.heartbeat("c", SubscriptionData(**wanted, sub_version=1))
-    waiting = begin(client, orders, sys_flag=BY_HEARTBEAT, sub_version=1)
-    await held(broker)
-
-    await admin.heartbeat("d", SubscriptionData(**wanted, sub_version=2))
-    await client.heartbeat("c", SubscriptionData(**wanted, sub_version=3))
-    # The later version counts nevertheless.
-    of_later = await client.pull(orders, sys_flag=0, sub_version=3)
-    was_woken = waiting.done()
-    await admin.stored(orders, b"wanted", properties={"TAGS": "paid"})
-
-    assert of_later.code == ResponseCode.PULL_NOT_FOUND, of_later.remark
-    assert not was_woken
-    assert bodies_in(await answer_of(waiting)) == [b"wanted"]
-
-
-async def test_a_change_at_the_master_wakes_pulls_at_its_slave(start_broker, open_client):
-    master = await start_broker(root="master", replication=SERVING)
-    ensure(master, "orders")
-    slave = await start_broker(
-        root="slave",
-        pull=PullSettings(slave_read_enable=True),
-        **slave_of(master, state_interval=0.05),
-    )
-    await until_rounds(slave)
-    waiting = begin(await open_client(slave), "orders")
-    await held(slave)
-
-    master.parts.topics.delete("orders", now=1.0)
-
-    assert (await answer_of(waiting)).code == ResponseCode.TOPIC_NOT_EXIST
-
-
-async def test_a_slave_whose_master_is_back_sends_held_pulls_away(start_broker, open_client):
-    master = await start_broker(root="master", replication=SERVING)
-    await (await open_client(master)).stored("orders")
-    slave = await start_broker(root="slave", **slave_of(master, state_interval=0.05))
-    await until_copied(master, slave)
-    await until_rounds(slave)
-    address, ha_address = master.address, master.ha_address
-    assert ha_address is not None
-    await master.stop()
-    await until(lambda: following(slave).is_alone)
-    waiting = begin(await open_client(slave), "orders", 0, 1)
-    await held(slave)
-
-    await start_broker(
-        root="master",
-        server=ServerSettings(port=address.port),
-        replication=replace(SERVING, port=ha_address.port),
-    )
-
-    assert (await answer_of(waiting)).code == ResponseCode.SYSTEM_BUSY
-
-
 # Limits.
 
 
@@ -562,19 +448,6 @@ async def test_a_connection_with_few_pulls_displaces_those_of_connections_with_m
     assert [each.done() for each in waiting] == [False, False, False, True]
     for pull in waiting[:3]:
         pull.cancel()
-
-
-async def test_a_deferred_pull_gets_what_arrived_meanwhile(start_broker, open_client):
-    broker = await start_broker(pull=PullSettings(held_per_connection=0, short_hold=0.3))
-    ensure(broker, "orders")
-    answers: list[Command] = []
-
-    submit(await open_client(broker), answers, 1)
-    await until(lambda: broker.parts.held.deferred == 1)
-    write(broker, (b"meanwhile", ""))
-    await until(lambda: answers)
-
-    assert bodies_in(answers[0]) == [b"meanwhile"]
 
 
 async def test_pulls_beyond_all_limits_are_answered_busy_and_logged_once(
@@ -629,16 +502,6 @@ async def test_a_stop_answers_held_and_deferred_pulls(start_broker, open_client)
 
     await until(lambda: len(answers) == 2000)
     assert {each.code for each in answers} == {ResponseCode.PULL_NOT_FOUND}
-
-
-@pytest.mark.parametrize(
-    "limit", ["held_requests", "held_per_connection", "put_off_requests", "put_off_per_connection"]
-)
-def test_a_limit_below_zero_is_refused(limit):
-    below = cast(Any, {limit: -1})
-
-    with pytest.raises(SettingError, match=rf"pull\.{limit} must not be negative, got -1"):
-        PullSettings(**below)
 
 
 # Without sockets.
@@ -776,24 +639,6 @@ def test_messages_that_arrive_during_the_judging_are_judged_in_order(others):
     assert {pull.offset for pull in accepting} == {1}
     assert others == 400 or {pull.offset for pull in rejecting} == {3}
     assert (set(rejecting) <= set(table.woken)) is (others == 400)
-
-
-def pulls_in_memory() -> int:
-    gc.collect()
-    return sum(isinstance(each, HeldPull) for each in gc.get_objects())
-
-
-def test_deadlines_of_answered_pulls_do_not_pile_up():
-    table = Table()
-    before = pulls_in_memory()
-
-    for _ in range(2000):
-        table.hold(1)
-        table.holding.wake()
-        table.finish()
-    table.woken.clear()
-
-    assert pulls_in_memory() - before < 600
 
 
 QUEUES = (0, 1)

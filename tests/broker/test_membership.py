@@ -19,13 +19,9 @@ from orbitmq.wire.bodies import (
     ConsumerData,
     ConsumerList,
     HeartbeatData,
-    LockBatch,
-    LockedQueues,
     MessageModel,
-    MessageQueue,
     QueryAssignment,
     SubscriptionData,
-    SubscriptionGroupConfig,
     TopicConfig,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -84,44 +80,6 @@ async def test_a_heartbeat_makes_members_and_says_what_is_understood(broker, cli
     assert GROUP in broker.parts.groups
     assert retry is not None
     assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm) == (1, 1, 6)
-
-
-async def test_a_group_that_may_not_be_created_is_logged_once_a_minute_and_said_to_members(
-    start_broker, open_client, caplog
-):
-    clock = HandClock()
-    broker = await start_broker(auto_create_group=False, parts={"clock": clock})
-    client, other = await open_client(broker), await open_client(broker)
-
-    def logged():
-        return [each.getMessage() for each in caplog.records if "may not be made" in str(each.args)]
-
-    for seconds in (0.0, 30.0, 29.9):
-        clock.advance(seconds)
-        await client.heartbeat("c1", ORDERS, producers=("makers",))
-        await other.heartbeat("c2", ORDERS)
-    once = len(logged())
-    clock.advance(0.2)
-    beat = await client.heartbeat("c1", ORDERS)
-    listed = await consumer_list(client)
-    broker.parts.groups.update(SubscriptionGroupConfig(group_name=GROUP), now=0.0)
-    await client.heartbeat("c1", ORDERS)
-    broker.parts.groups.delete(GROUP, now=0.0)
-    await client.heartbeat("c1", ORDERS)
-
-    assert (once, len(logged())) == (1, 3)
-    assert [text[-8:] for text in logged()] == ["(time 1)", "(time 7)", "(time 1)"]
-    assert beat.code == ResponseCode.SUCCESS
-    assert broker.parts.producers.is_online("makers")
-    assert listed.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-    assert f"orbitmq group create {GROUP}" in (listed.remark or "")
-
-
-async def test_a_group_without_members_has_no_list(client):
-    answer = await consumer_list(client, "nobody")
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark == "no consumer for this group, nobody"
 
 
 async def test_a_heartbeat_that_cannot_be_read_is_refused(client):
@@ -339,35 +297,6 @@ async def test_a_subscription_that_is_too_long_is_left_out_and_told(broker, clie
     assert broker.parts.producers.is_online("makers")
     assert mended.code == ResponseCode.SUCCESS
     assert bodies_in(pulled_then) == [b"seen"]
-
-
-def queues(*numbers: int) -> tuple[MessageQueue, ...]:
-    return tuple(
-        MessageQueue(broker_name="broker-a", queue_id=number, topic="orders") for number in numbers
-    )
-
-
-async def lock(client: RawClient, who: str, *numbers: int) -> list[int]:
-    body = LockBatch(client_id=who, consumer_group=GROUP, mq_set=queues(*numbers))
-    answer = await client.connection.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body))
-    assert answer.code == ResponseCode.SUCCESS
-    held = decode_body(LockedQueues, answer.body).lock_ok_mq_set
-    return sorted(queue.queue_id for queue in held)
-
-
-async def test_order_locks_are_granted_after_the_pause_of_a_start(start_broker, open_client):
-    clock = HandClock()
-    broker = await start_broker(parts={"clock": clock}, lock_pause=30)
-    make_topic(broker, 4)
-    client = await open_client(broker)
-
-    too_early = await lock(client, "me", 0)
-    clock.advance(30)
-    granted = [await lock(client, who, 0) for who in ("me", "you")]
-    clock.advance(61)
-
-    assert (too_early, granted) == ([], [[0], []])
-    assert await lock(client, "you", 0) == [0]
 
 
 async def test_different_subscriptions_are_logged_and_shown_with_the_list_of_members(

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.config import ConfigFile
 from orbitmq.broker.progress import (
-    COMMITS_PER_VERSION,
     OWNERSHIP,
     PERMIT_LIFE,
     BackwardRule,
@@ -131,130 +130,6 @@ def test_a_member_may_move_back_to_where_the_broker_sent_it_for_a_while(
     assert again is CommitOutcome.REFUSED or not is_stored
 
 
-def test_progress_from_before_a_restart_belongs_to_no_client():
-    progress = table()
-    progress.load(ProgressFile(offset_table={"T@g": {0: 1000}}))
-
-    assert commit(progress, -1) is CommitOutcome.REFUSED
-    assert commit(progress, 10) is CommitOutcome.MOVED_BACK
-
-
-def test_going_back_is_logged_and_refusals_are_logged_once_in_a_thousand(caplog):
-    progress = table()
-    commit(progress, 10, by="one")
-
-    with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
-        commit(progress, 5, by="one")
-        for _ in range(1001):
-            commit(progress, 1, by="two")
-
-    assert [record.getMessage() for record in caplog.records] == [
-        "progress moved back",
-        "commit of a lower offset refused (time 1)",
-        "commit of a lower offset refused (time 1001)",
-    ]
-    assert caplog.records[1].__dict__["stored"] == 5
-
-
-# Resets.
-
-
-def test_a_reset_is_answered_to_queries_and_swallows_commits_until_a_pull_takes_it():
-    progress = table()
-    commit(progress, 100)
-    progress.reset("T", "g", 0, 20)
-
-    assert progress.query("T", "g", 0) == 20
-    for way in CommitSource:
-        assert commit(progress, 101, way=way) is CommitOutcome.RESET_PENDING
-    assert commit(progress, 101, queue=1) is CommitOutcome.STORED
-    assert progress.take_reset("T", "g", 1) is None
-    assert progress.take_reset("T", "g", 0) == 20
-    assert progress.take_reset("T", "g", 0) is None
-    assert progress.query("T", "g", 0) == 20
-    # A tool may move the group on, and a slave knows how far its pulls get.
-    assert commit(progress, 90, way=REQUEST) is CommitOutcome.STORED
-    assert commit(progress, 91) is CommitOutcome.BEFORE_RESET
-    progress.reads_elsewhere("T", "g", 0)
-    progress.reads_elsewhere("T", "unknown", 0)
-    assert commit(progress, 91) is CommitOutcome.STORED
-
-
-def test_a_reset_survives_a_restart_as_progress():
-    progress = table()
-    commit(progress, 100)
-    progress.reset("T", "g", 0, 20)
-
-    again = table()
-    again.load(progress.file(wall=WALL, log_end=0))
-
-    assert again.query("T", "g", 0) == 20
-    assert again.pending_reset("T", "g", 0) is None
-
-
-# Groups and topics.
-
-
-def test_a_group_takes_over_the_progress_of_another():
-    progress = table()
-    commit(progress, 5, queue=0)
-    commit(progress, 7, queue=1)
-    commit(progress, 9, topic="U")
-    commit(progress, 1000, group="h", queue=9)
-
-    progress.reset("T", "h", 0, 2)
-    assert progress.clone("nobody", "h", "T") == {}
-    assert progress.clone("g", "h", "T") == {"T": {0: 5, 1: 7}}
-    assert progress.query("T", "h", 0) == 5
-    assert progress.offsets("T", "h") == {0: 5, 1: 7}
-    assert progress.offsets("U", "h") == {}
-
-    assert set(progress.clone("g", "h")) == {"T", "U"}
-    assert progress.offsets("U", "h") == {0: 9}
-    commit(progress, 6, group="h", queue=0)
-    assert progress.offsets("T", "g") == {0: 5, 1: 7}
-
-
-def test_a_removed_group_or_topic_leaves_nothing_behind():
-    progress = table()
-    for group in ("g", "gg", "g2"):
-        for topic in ("T", "TT"):
-            commit(progress, 5, group=group, topic=topic)
-            progress.reset(topic, group, 1, 3)
-
-    assert progress.remove_group("g") == 2
-    assert progress.remove_topic("TT") == 2
-
-    assert progress.groups_of("T") == {"gg", "g2"}
-    assert progress.groups_of("TT") == frozenset()
-    assert progress.topics_of("gg") == {"T"}
-    assert progress.take_reset("T", "g", 1) is None
-    assert progress.take_reset("TT", "gg", 1) is None
-    assert progress.take_reset("T", "gg", 1) == 3
-    assert set(progress.file(wall=WALL, log_end=0).offset_table) == {"T@gg", "T@g2"}
-    assert progress.remove_group("nobody") == 0
-
-
-def test_the_lowest_progress_of_all_groups_can_leave_out_groups():
-    progress = table()
-    for group, offset in (("a", 5), ("b", 9), ("c", 1), ("d", 2)):
-        commit(progress, offset, group=group)
-
-    assert progress.lowest("T", {0: 2}, without=["d"]) == {0: 5}
-    assert progress.groups_of("T") == {"a", "b", "c", "d"}
-
-
-def test_where_a_group_pulls_is_known_besides_what_it_finished():
-    progress = table()
-    assert progress.pulled("T", "g", 0) is None
-    commit(progress, 5)
-
-    assert progress.pulled("T", "g", 0) == 5
-    progress.note_pull("T", "g", 0, 37)
-    assert progress.pulled("T", "g", 0) == 37
-    assert progress.query("T", "g", 0) == 5
-
-
 # The file.
 
 
@@ -299,49 +174,6 @@ def test_an_entry_without_a_group_is_named_and_left_out(caplog):
 
     assert progress.query("T", "g", 0) == 2
     assert caplog.records[0].__dict__["key"] == "nonsense"
-
-
-def test_saving_an_idle_table_costs_nothing():
-    progress = table()
-    commit(progress, 5)
-    saved = progress.revision
-
-    for _ in range(1000):
-        commit(progress, 5)
-    commit(progress, 3, by="two", way=CommitSource.PULL)
-
-    assert progress.revision == saved
-    commit(progress, 6)
-    assert progress.revision > saved
-
-
-def test_the_version_goes_on_with_every_five_hundred_commits():
-    progress = table()
-
-    for _ in range(2 * COMMITS_PER_VERSION - 1):
-        commit(progress, 5)
-    assert progress.version(wall=WALL + 1).counter == 1
-    assert progress.version(wall=WALL + 2).timestamp == round((WALL + 1) * 1000)
-    commit(progress, 5)
-    assert progress.body(wall=WALL + 3).data_version is not None
-    assert progress.version(wall=WALL + 4).counter == 2
-
-
-def test_a_slave_becomes_a_copy_of_the_masters_table():
-    master, slave = table(), table()
-    commit(master, 5)
-    commit(slave, 9)
-    commit(slave, 3, queue=1)
-    commit(slave, 1, group="h")
-
-    slave.replace(master.body(wall=WALL))
-
-    assert slave.offsets("T", "g") == {0: 5}
-    assert slave.query("T", "h", 0) is None
-    assert slave.groups_of("T") == {"g"}
-    saved = slave.revision
-    slave.replace(master.body(wall=WALL))
-    assert slave.revision == saved
 
 
 @pytest.mark.parametrize(("deleted", "left"), [(0, 5), (99, 5), (100, None), (101, None)])
@@ -552,15 +384,6 @@ def one_way(client: RawClient, offset: int, topic: str = "orders") -> None:
 # Reports.
 
 
-async def test_a_report_is_what_the_next_query_answers(broker, client):
-    await ready(client, broker)
-
-    answer = await client.report("orders", 17, queue_id=3)
-
-    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
-    assert (await client.query("orders", 3)).ext_fields == {"offset": "17"}
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "named"),
     [
@@ -603,27 +426,6 @@ async def test_a_topic_that_got_fewer_queues_still_takes_reports_of_the_others(b
     codes = [answer.code for answer in (with_messages, with_progress, with_nothing)]
     assert codes == [ResponseCode.SUCCESS, ResponseCode.SUCCESS, ResponseCode.INVALID_PARAMETER]
     assert broker.parts.progress.offsets("orders", GROUP) == {12: 1, 13: 0}
-
-
-async def test_progress_that_an_earlier_broker_kept_for_queues_that_never_were_is_dropped(
-    start_broker, open_client, caplog
-):
-    first = await start_broker()
-    client = await open_client(first)
-    await ready(client, first, messages=3)
-    await client.report("orders", 2)
-    for queue_id in (-1, 77, *range(1000, 3000)):
-        first.parts.progress.reset("orders", GROUP, queue_id, 5)
-    first.parts.progress.reset("made_later", GROUP, 3, 0)
-    await first.stop()
-
-    second = await start_broker()
-
-    assert second.parts.progress.offsets("orders", GROUP) == {0: 2}
-    assert second.parts.progress.offsets("made_later", GROUP) == {3: 0}
-    told = [each.message for each in caplog.records if "never existed" in each.message]
-    assert len(told) == 1
-    assert "2002 queues" in told[0]
 
 
 async def test_a_report_from_before_a_reset_does_not_undo_it_when_a_pull_has_taken_it(

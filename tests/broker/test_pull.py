@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker.broker import Broker, Parts
-from orbitmq.broker.handlers.pull import CODES, PullAnswers, PullChecks
+from orbitmq.broker.handlers.pull import CODES, PullAnswers
 from orbitmq.broker.settings import PullSettings, Transfer
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
@@ -145,16 +145,6 @@ async def test_a_pull_is_limited_by_number_and_bytes_and_more_so_from_the_disk(
 
     # 32 messages or 256 KiB from memory, 8 messages or 64 KiB from the disk.
     assert counts == [32, 5, 12, 8, 5, 3]
-
-
-@pytest.mark.parametrize(("most", "count"), [(10, 1), (3900, 3)])
-async def test_a_client_may_limit_the_bytes_and_gets_one_message_at_least(client, most, count):
-    for _ in range(10):
-        await client.stored("orders", b"x" * 1000)
-
-    answer = await client.pull("orders", 0, 0, max_msg_bytes=most)
-
-    assert len(messages_in(answer)) == count
 
 
 @pytest.mark.parametrize(
@@ -475,45 +465,6 @@ async def test_a_pull_is_refused_with_the_code_of_its_check(start_broker, open_c
     assert forbidden == (None if case.forbidden is None else str(int(case.forbidden)))
 
 
-@pytest.mark.parametrize(
-    ("topic", "is_advised"), [("nothing", True), ("%RETRY%nobody", False), ("%DLQ%nobody", False)]
-)
-async def test_only_topics_that_a_user_can_create_are_advised_to_be_created(
-    client, topic, is_advised
-):
-    answer = await client.pull(topic)
-
-    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-    assert ("orbitmq topic create" in (answer.remark or "")) is is_advised
-
-
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (first, then)
-        for place, first in enumerate(CASES)
-        for then in CASES[place + 1 : place + 4]
-        if first.code != then.code
-        # Both must be possible at once: 8a is about pulls with a subscription, 8b to 8g without.
-        and not (first.pull.keys() & then.pull.keys() and first.pull != then.pull)
-        and not (first.name == "8b not online" and then.heartbeat is not None)
-        and not (first.settings.keys() & then.settings.keys())
-        and not (first.name.startswith("8a") and "sys_flag" in then.pull)
-        # Where SQL is off, no expression is compiled.
-        and not (first.name.startswith("8g") and "pull" in then.settings)
-    ],
-    ids=lambda case: case.name,
-)
-async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
-    start_broker, open_client, first, then
-):
-    client = await begin_case(start_broker, open_client, then, first)
-
-    answer = await client.pull(**({"topic": "orders"} | then.pull | first.pull))
-
-    assert answer.code == first.code
-
-
 async def test_a_group_that_pulls_actively_may_be_required_to_send_heartbeats(
     start_broker, open_client
 ):
@@ -554,21 +505,6 @@ async def member(broker, open_client):
     await member.heartbeat("c1", ORDERS)
     await member.stored("orders", b"one")
     return member
-
-
-async def test_a_pull_like_one_before_is_not_checked_again(client, member, monkeypatch):
-    checked: list[int] = []
-    check = PullChecks.check
-
-    def watched(self, request, header):
-        checked.append(request.code)
-        return check(self, request, header)
-
-    monkeypatch.setattr(PullChecks, "check", watched)
-    answers = [await pull(client) for _ in range(3)]
-
-    assert [bodies_in(answer) for answer in answers] == [[b"one"]] * 3
-    assert checked == [RequestCode.PULL_MESSAGE]
 
 
 Switch = Callable[[Parts, bool], None]
@@ -730,15 +666,11 @@ async def test_a_pull_commits_the_offset_that_it_carries(client, fields, committ
     assert (await client.query("orders")).ext_fields["offset"] == committed
 
 
-async def sent_back(broker: Broker, client: RawClient) -> Command:
-    """The answer that sends a group, which is at 8 of 10, to where a reset wants it: to 3."""
+async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(broker, client):
     await fill(client, 10)
     broker.parts.progress.reset("orders", GROUP, 0, 3)
-    return await client.pull("orders", 0, 8, sys_flag=COMMITTING, commit_offset=8)
 
-
-async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(broker, client):
-    moved = await sent_back(broker, client)
+    moved = await client.pull("orders", 0, 8, sys_flag=COMMITTING, commit_offset=8)
     then = await client.pull("orders", 0, 3)
 
     assert (moved.code, moved.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
@@ -971,31 +903,6 @@ def test_an_answer_says_the_same_in_any_number_of_pieces(
         topic_sys_flag=topic_flag,
         group_sys_flag=group_flag,
     )
-
-
-@pytest.mark.parametrize(
-    ("sizes", "made"),
-    [
-        ([], [0]),
-        # Few pieces, or long ones, are handed on as they are, behind the head.
-        ([KIB], [0, KIB]),
-        ([KIB, KIB, KIB], [0, KIB, KIB, KIB]),
-        ([20 * KIB] * 5, [0] + [20 * KIB] * 5),
-        # Many short ones become one with the head, or one block each that is not too large.
-        ([KIB] * 32, [32 * KIB]),
-        ([2 * KIB] * 100, [0, 96 * KIB, 96 * KIB, 8 * KIB]),
-    ],
-)
-def test_short_pieces_are_joined_and_long_ones_are_not_copied(sizes, made):
-    result = found(sizes)
-
-    pieces = PullAnswers().make(request(), 0, "FOUND", (0, 9, 0, 9, 0, 0), result)
-
-    head = b"".join(pieces)[: -sum(sizes) or None]
-    assert [len(pieces[0]) - len(head), *map(len, pieces[1:])] == made
-    for piece in pieces:
-        is_as_found = any(piece is each for each in result.pieces)
-        assert is_as_found is isinstance(piece, memoryview)
 
 
 def test_an_answer_that_no_frame_can_take_is_refused():

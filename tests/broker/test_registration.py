@@ -10,10 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orbitmq.broker import registration
-from orbitmq.broker import registration as rivals
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.health import why_not_ready
-from orbitmq.broker.registration import FORGOTTEN_AFTER, LOOK, LOOK_CLOSELY, Place
 from orbitmq.broker.settings import RegistrationSettings
 from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.namesrv.server import NameServer
@@ -39,16 +37,7 @@ class ListeningNameServer:
         self.is_mute = False
         self.is_refusing = False
         self.is_rude = False
-        #: How often it was asked who is listed, which it cannot say.
-        self.looks = 0
-        #: As those of 4.x do with what they do not know.
-        self.ignores_looks = False
-        self._dispatcher = Dispatcher(
-            {
-                RequestCode.REGISTER_BROKER: self._register,
-                RequestCode.GET_BROKER_MEMBER_GROUP: self._members,
-            }
-        )
+        self._dispatcher = Dispatcher({RequestCode.REGISTER_BROKER: self._register})
         self._server = Server(self._dispatcher, ServerSettings())
 
     @property
@@ -67,23 +56,9 @@ class ListeningNameServer:
         await self._server.stop(grace=0)
         await self._dispatcher.stop()
 
-    async def again(self) -> None:
-        """Listen where it did before it was stopped."""
-        address = self.address
-        self._server = Server(
-            self._dispatcher, ServerSettings(host=address.host, port=address.port)
-        )
-        await self._server.start()
-
     def end_connections(self) -> None:
         for connection in self._server.connections:
             connection.abort("ended by the test")
-
-    def _members(self, _: Connection, request: Command) -> Result:
-        self.looks += 1
-        if self.ignores_looks:
-            return LATER
-        return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="what is that?")
 
     def _register(self, connection: Connection, request: Command) -> Result:
         self.times.append(asyncio.get_running_loop().time())
@@ -164,45 +139,7 @@ async def test_one_name_server_that_is_silent_does_not_keep_news_from_the_others
         await broker.stop(grace=0)
 
 
-async def test_a_name_server_that_cannot_say_who_is_listed_is_asked_once_per_connection(
-    start_broker, names, monkeypatch
-):
-    monkeypatch.setattr(rivals, "LOOK", 0.01)
-    often = RegistrationSettings(interval=0.05, timeout=5.0)
-    broker = await start_broker(name_servers=(str(names.address),), registration=often)
-
-    await until(lambda: names.looks > 0 and len(names.times) >= 6)
-    before = names.looks
-    names.end_connections()
-    await until(lambda: names.looks > before)
-
-    assert before == 1
-    assert not broker.parts.registration.conflicts
-
-
 OURS, THEIRS = "10.0.0.1:10911", "10.0.0.2:10911"
-
-
-def test_another_broker_in_our_place_is_a_rival_until_the_place_is_free_or_it_is_silent():
-    place, seen = Place(OURS), []
-    later = 10.0 + FORGOTTEN_AFTER
-    for now, listed in (
-        *((0.0, OURS), (1.0, THEIRS), (2.0, OURS), (3.0, None)),
-        *((10.0, THEIRS), (later, OURS), (later + 0.1, OURS)),
-    ):
-        is_free = place.saw(listed, now)
-        seen.append((place.rival, place.pause, is_free))
-
-    assert seen == [
-        (None, LOOK, False),
-        (THEIRS, LOOK_CLOSELY, False),
-        # Its next registration will come.
-        (THEIRS, LOOK_CLOSELY, False),
-        (None, LOOK, True),
-        (THEIRS, LOOK_CLOSELY, False),
-        (THEIRS, LOOK_CLOSELY, False),
-        (None, LOOK, False),
-    ]
 
 
 def listed(server: NameServer) -> dict[int, str]:

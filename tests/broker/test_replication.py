@@ -12,7 +12,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import PullSettings, RegistrationSettings, ReplicationSettings
 from orbitmq.wire.bodies import HARuntimeInfo
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers import DeleteGroupRequest, EndTransactionRequest, TopicRequest
+from orbitmq.wire.headers import EndTransactionRequest, TopicRequest
 from orbitmq.wire.javajson import decode_body
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, until
 from tests.support.replication import (
@@ -88,31 +88,6 @@ async def test_a_slave_has_the_same_log_as_its_master_while_producers_send(
     assert len(theirs) == 2
 
 
-@pytest.mark.feature("I7")
-async def test_a_slave_that_is_killed_again_and_again_catches_up_without_a_gap(
-    start_broker, open_client, master, tmp_path
-):
-    client = await open_client(master)
-    sending = asyncio.create_task(send_many(client, 4000, size=1000))
-
-    for _ in range(4):
-        slave = await start_broker(root="slave", **slave_of(master))
-        had = slave.parts.store.mirroring.written
-        await until(lambda slave=slave, had=had: slave.parts.store.mirroring.written > had, 20)  # type: ignore[misc]  # bound now
-        await crash(slave)
-    await sending
-    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
-    await until_copied(master, slave)
-    await until(lambda: "orders" in slave.parts.topics)
-
-    reader = await open_client(slave)
-    for queue_id in range(4):
-        assert await numbers(reader, queue_id) == list(range(queue_id, 4000, 4))
-    end = master.parts.store.mirroring.end
-    mine, theirs = log_bytes(tmp_path / "master"), log_bytes(tmp_path / "slave")
-    assert b"".join(mine.values())[:end] == b"".join(theirs.values())[:end]
-
-
 async def test_an_empty_slave_gets_the_newest_file_and_everything_if_the_master_says_so(
     start_broker, open_client, master
 ):
@@ -178,45 +153,38 @@ async def test_delay_progress_is_not_ahead_of_the_log(start_broker, open_client,
     assert slave.parts.delays.offsets().offset_table[1] == 0
 
 
-async def test_a_slave_that_becomes_the_master_goes_on_with_timers(
-    start_broker, open_client, master
-):
-    client = await open_client(master)
-    slave = await start_broker(root="slave", **slave_of(master, state_interval=0.05))
-    await client.stored("orders", b"soon", properties={"TIMER_DELAY_MS": "20"})
-    await until(lambda: master.parts.timers.counts.given["orders"] == 1)
-    await client.stored("orders", b"later", properties={"TIMER_DELAY_MS": "1500"})
-    await until(lambda: master.parts.timers.progress()[0].scanned == 2)
-    delivered = master.parts.timers.progress()[0]
-    await until_copied(master, slave)
-    await until(lambda: slave.parts.timers.progress()[0] == delivered)
-    await crash(master)
-    await slave.stop()
-
-    promoted = await start_broker(root="slave")
-    await until(lambda: promoted.parts.timers.counts.given["orders"] == 1)
-
-    on_promoted = await open_client(promoted)
-    assert await consume(on_promoted, "orders") == [b"soon", b"later"]
-
-
+@pytest.mark.parametrize(
+    ("soon", "later", "delivered"),
+    [
+        ({"DELAY": "1"}, {"DELAY": "2"}, lambda parts: parts.delays.offsets().offset_table[1]),
+        (
+            {"TIMER_DELAY_MS": "20"},
+            {"TIMER_DELAY_MS": "1500"},
+            lambda parts: parts.timers.counts.given["orders"],
+        ),
+    ],
+    ids=["levels", "timers"],
+)
 async def test_a_slave_that_becomes_the_master_goes_on_with_what_was_delayed(
-    start_broker, open_client
+    start_broker, open_client, soon, later, delivered
 ):
+    def progress(broker):
+        return broker.parts.delays.offsets().offset_table, broker.parts.timers.progress()[0]
+
     store = replace(SMALL_STORE, delay_levels=(0.05, 1.5))
     master = await start_broker(root="master", replication=SERVING, store=store)
     client = await open_client(master)
     slave = await start_broker(root="slave", store=store, **slave_of(master, state_interval=0.05))
-    await client.stored("orders", b"soon", properties={"DELAY": "1"})
-    await until(lambda: master.parts.delays.offsets().offset_table[1] == 1)
-    await client.stored("orders", b"later", properties={"DELAY": "2"})
+    await client.stored("orders", b"soon", properties=soon)
+    await until(lambda: delivered(master.parts) == 1)
+    await client.stored("orders", b"later", properties=later)
     await until_copied(master, slave)
-    await until(lambda: slave.parts.delays.offsets().offset_table[1] == 1)
+    await until(lambda: progress(slave) == progress(master))
     await crash(master)
     await slave.stop()
 
     promoted = await start_broker(root="slave", store=store)
-    await until(lambda: promoted.parts.delays.offsets().offset_table[2] == 1)
+    await until(lambda: promoted.parts.store.max_offset("orders", 0) == 2)
 
     on_promoted = await open_client(promoted)
     assert await consume(on_promoted, "orders") == [b"soon", b"later"]
@@ -458,48 +426,6 @@ async def test_a_topic_that_was_made_again_is_consumed_from_its_beginning_on_a_p
     first = int((await client.query("orders")).ext_fields["offset"])
 
     assert bodies_in(await client.pull("orders", 0, first)) == new
-
-
-async def test_a_topic_that_was_made_again_while_the_slave_was_away_has_no_former_life_there(
-    start_broker, open_client, whole_master
-):
-    slave = await start_slave(start_broker, whole_master)
-    client = await open_client(whole_master)
-    for queue_id in range(4):
-        await client.stored("orders", b"old", queue_id=queue_id)
-    await client.stored("orders", b"delayed", properties={"DELAY": "1"})
-    await until_copied(whole_master, slave)
-    await slave.stop()
-
-    await delete_topic(client, "orders")
-    await client.stored("orders", b"new", queue_id=2)
-    slave = await start_slave(start_broker, whole_master)
-    await until_copied(whole_master, slave)
-    await until(lambda: queues(slave, "orders") == [2], 20)
-    promoted = await start_promoted(start_broker, whole_master, slave)
-    client = await open_client(promoted)
-
-    assert bodies_in(await client.pull("orders", 2)) == [b"new"]
-    assert await client.max_offset("orders", 0) == 0
-    await until(lambda: promoted.parts.destinations.dropped == 1, 20)
-
-
-async def test_progress_of_a_group_that_was_deleted_is_deleted_on_the_slave(
-    start_broker, open_client, whole_master
-):
-    slave = await start_slave(start_broker, whole_master)
-    client = await open_client(whole_master)
-    await client.stored("orders")
-    await client.pull("orders")
-    await client.report("orders", 1)
-    await until(lambda: slave.parts.progress.stored("orders", GROUP, 0) == 1, 20)
-
-    await client.connection.request(
-        RequestCode.DELETE_SUBSCRIPTIONGROUP,
-        DeleteGroupRequest(group_name=GROUP, clean_offset=True),
-    )
-
-    await until(lambda: slave.parts.progress.stored("orders", GROUP, 0) is None, 20)
 
 
 async def test_a_master_that_comes_back_with_an_empty_disk_deletes_nothing_on_its_slave(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -159,36 +158,6 @@ async def test_a_slave_that_talks_nonsense_is_given_up(master, said):
     assert await slave.read(1) == b""
     assert not serving(master).replicas
     slave.close()
-
-
-async def test_a_slave_that_does_not_read_costs_no_memory(start_broker, open_client):
-    big = replace(SMALL_STORE, file_size=64 * 1024 * 1024)
-    master = await start_broker(root="master", replication=SERVING, store=big)
-    client = await open_client(master)
-    slow = await RawSlave.open(serving(master).address, window=4096)
-    await slow.report(0)
-    await until(lambda: bool(serving(master).replicas))
-    (replica,) = serving(master).replicas
-    await client.stored("orders", b"x" * 1_000_000)
-
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for _ in range(30):
-        await client.stored("orders", b"x" * 1_000_000)
-    after = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-
-    assert replica.unsent <= 16 * (32 * 1024 + 12)
-    assert after - before < 5_000_000
-    end = master.parts.store.mirroring.end
-    found = 0
-    while found < end:
-        offset, body = await slow.frame()
-        assert offset == found
-        found += len(body)
-        await slow.report(found)
-    await until(lambda: replica.acknowledged == end)
-    slow.close()
 
 
 async def test_more_slaves_than_allowed_are_turned_away(start_broker):
@@ -442,21 +411,6 @@ async def test_a_slave_that_has_a_beginning_of_the_log_goes_on_after_restarts_of
     assert "empty this folder" not in caplog.text
 
 
-async def test_a_log_of_one_record_is_not_taken_for_an_empty_one(pair, open_client):
-    master = await pair.start_master()
-    slave = await pair.start_slave(master)
-    await send(master, open_client, b"one")
-    await until_copied(master, slave)
-    assert slave.parts.store.mirroring.last_record == 0
-    await slave.stop()
-    await send(master, open_client, b"two")
-
-    slave = await pair.start_slave(master)
-    await until_copied(master, slave)
-
-    assert await bodies_of(slave, open_client) == [b"one", b"two"]
-
-
 # ---- what the master has deleted
 
 
@@ -485,22 +439,6 @@ async def test_a_slave_goes_on_though_the_master_has_deleted_the_file_that_its_l
     assert "without a comparison" in caplog.text
     assert serving(master).in_sync == 1
     assert slave.parts.store.max_offset("orders", 0) == 4
-
-
-async def test_a_master_that_says_only_that_it_lives_is_not_followed(pair, open_client, caplog):
-    """So does Apache's when it has less than the slave, or has deleted what the slave asks for."""
-    master = await pair.start_master()
-    slave = await pair.start_slave(master)
-    await send(master, open_client, b"one", b"two")
-    await until_copied(master, slave)
-    asked = slave.parts.store.mirroring.last_record
-    await slave.stop()
-
-    async with scripted_master(b"", b"", first=asked) as port:
-        slave = await pair.start_slave(master, master_ha=f"127.0.0.1:{port}")
-        await until(lambda: f"the master sent nothing from {asked} on" in caplog.text)
-
-        assert not following(slave).is_in_step
 
 
 @asynccontextmanager

@@ -115,15 +115,6 @@ async def test_the_group_and_the_consumer_say_after_how_many_attempts_a_message_
     assert (topic.read_queue_nums, topic.perm) == (1, 6)
 
 
-async def test_a_consumer_may_name_the_level(hand, hand_client):
-    await hand_client.stored("orders", b"bad")
-
-    await send_back(hand_client, hand.messages("orders")[0], level=1)
-    hand.advance(1)
-
-    assert hand.bodies(RETRY) == [b"bad"]
-
-
 async def test_a_consumer_may_name_a_delay(hand, hand_client):
     await hand_client.stored("orders", b"bad")
 
@@ -167,24 +158,6 @@ async def large(broker: HandBroker, client: RawClient, size: int) -> StoredMessa
     return found
 
 
-@pytest.mark.parametrize("size", [31_000, 31_600, 32_400])
-async def test_a_reason_that_does_not_fit_is_cut(hand, hand_client, size):
-    message = await large(hand, hand_client, size)
-    for attempt in range(1, 4):
-        answer = await send_back(hand_client, message, extra={"reason": LONG_REASON})
-        hand.advance(60)
-        message = hand.messages(RETRY)[-1]
-
-        assert answer.code == ResponseCode.SUCCESS
-        assert message.reconsume_times == attempt
-        assert message.properties["mine"].count("x") > size - 300
-        assert LONG_REASON.startswith(message.properties.get(DLQ_REASON, ""))
-    dead = await send_back(hand_client, message, level=-1, extra={"reason": LONG_REASON})
-
-    assert dead.code == ResponseCode.SUCCESS
-    assert hand.messages(DEAD)[0].properties["DLQ_ORIGIN_TOPIC"] == "orders"
-
-
 @pytest.mark.parametrize("size", [32_700, MAX_PROPERTIES - 1, MAX_PROPERTIES])
 @pytest.mark.parametrize("extra", [{}, {"delayMs": "5000"}])
 async def test_a_message_without_room_for_a_retry_is_a_dead_letter(hand, hand_client, size, extra):
@@ -223,22 +196,6 @@ def test_whatever_a_message_carries_there_is_a_copy_of_it_that_fits(size, reason
     assert decode_properties(draft.properties)["mine"] == "x" * (size - 6)
 
 
-async def test_without_timers_a_delay_is_its_level(tmp_path):
-    async with hand_broker(tmp_path, timer=False) as (broker, client):
-        await client.stored("orders", b"bad")
-
-        answer = await send_back(
-            client, broker.messages("orders")[0], level=2, extra={"delayMs": "4000"}
-        )
-        broker.advance(4.9)
-        early = broker.bodies(RETRY)
-        broker.advance(0.1)
-
-        assert answer.code == ResponseCode.SUCCESS
-        assert early == []
-        assert broker.bodies(RETRY) == [b"bad"]
-
-
 async def test_a_group_without_retry_queues_stores_nothing(hand, hand_client):
     hand.parts.groups.update(SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=0), now=0)
     await hand_client.stored("orders", b"bad")
@@ -249,20 +206,6 @@ async def test_a_group_without_retry_queues_stores_nothing(hand, hand_client):
     assert answer.code == ResponseCode.SUCCESS
     assert hand.parts.store.statistics().log_end == end
     assert RETRY not in hand.parts.topics
-
-
-async def test_retries_of_a_group_are_spread_over_its_retry_queues(hand, hand_client):
-    hand.parts.groups.update(SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=3), now=0)
-    for _ in range(40):
-        await hand_client.stored("orders", b"bad")
-    for message in hand.messages("orders"):
-        await send_back(hand_client, message, level=1)
-    hand.advance(1)
-
-    counts = [len(hand.messages(RETRY, queue)) for queue in range(3)]
-
-    assert sum(counts) == 40
-    assert all(counts)
 
 
 @pytest.mark.parametrize(
@@ -329,17 +272,6 @@ async def test_what_cannot_be_sent_back_is_refused(hand, hand_client, changes, f
     assert hand.messages("SCHEDULE_TOPIC_XXXX", 2) == []
 
 
-@pytest.mark.parametrize("offset", [-1, 5, 1 << 40])
-async def test_a_message_that_is_not_there_cannot_be_sent_back(hand_client, offset):
-    await hand_client.stored("orders", b"bad")
-    nothing = message_at(offset)
-
-    answer = await send_back(hand_client, nothing)
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert str(offset) in (answer.remark or "")
-
-
 async def test_a_send_back_that_the_disk_refuses_is_answered_with_the_status(tmp_path):
     files = FailingFiles()
     async with hand_broker(tmp_path, files=files) as (broker, client):
@@ -378,26 +310,3 @@ def client_copy(broker: HandBroker, original: StoredMessage) -> StoredMessage:
     draft.sys_flag |= 8
     broker.parts.writes.put(draft, transform=False)
     return broker.messages("orders", 1)[0]
-
-
-def message_at(offset: int) -> StoredMessage:
-    return StoredMessage.build(topic="T", stored_body=b"x", physical_offset=offset)
-
-
-async def test_dead_letters_are_counted_for_topics_that_there_are(hand, hand_client):
-    """Whoever makes up the origin of a message would make up counts, too."""
-    await hand_client.stored("orders", b"first")
-    for origin in ("orders", "made up", "also made up"):
-        await hand_client.stored(
-            RETRY,
-            b"bad",
-            properties={"RETRY_TOPIC": origin},
-            reconsume_times=9,
-            max_reconsume_times=8,
-        )
-    counts = hand.parts.counters.groups
-
-    assert {key: each.dead_letters for key, each in counts.items()} == {
-        ("orders", GROUP): 1,
-        (RETRY, GROUP): 2,
-    }

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from orbitmq.broker import scheduler
-from orbitmq.broker.scheduler import CALLS, JUDGEMENTS, Alarm, Pacing
+from orbitmq.broker.scheduler import CALLS, Alarm, Pacing
 from orbitmq.clock import SystemClock
 from tests.support.broker import until
 from tests.support.store import HandClock
@@ -47,18 +47,7 @@ def pacing(loop):
 class OneEnd:
     """As much of a connection as pacing needs."""
 
-    def __init__(self) -> None:
-        self.is_slow = False
-        self._on_quick: list[Callable[[Any], None]] = []
-
-    def when_quick(self, callback: Callable[[Any], None]) -> None:
-        self._on_quick.append(callback)
-
-    def be_quick(self) -> None:
-        self.is_slow = False
-        waiting, self._on_quick = self._on_quick, []
-        for callback in waiting:
-            callback(self)
+    is_slow = False
 
 
 def connection() -> Any:
@@ -104,17 +93,6 @@ def test_a_turn_ends_after_a_number_of_answers_or_bytes(loop, limit, sizes, turn
     assert len(pacing) == 0
 
 
-def test_filtering_uses_up_a_turn_and_the_step(loop):
-    pacing = Pacing(cast(Any, loop), limit=256 * 1024)
-    pacing.judged(JUDGEMENTS // 2)
-    half = pacing.must_wait(connection())
-    pacing.judged(JUDGEMENTS)
-    during = pacing.is_judging, pacing.must_wait(connection())
-    loop.step()
-
-    assert (half, during, pacing.is_judging) == (False, (True, True), False)
-
-
 def test_connections_take_turns(pacing, loop):
     done: list[str] = []
     first, second = connection(), connection()
@@ -154,35 +132,6 @@ def test_what_a_closed_connection_asked_for_is_dropped(pacing, loop):
     assert done == ["here"]
 
 
-def test_a_slow_connection_gets_no_turn_until_it_is_quick(pacing, loop):
-    done: list[str] = []
-    slow, quick = connection(), connection()
-
-    def fills_it():
-        spending(pacing, done, "a0", 10)()
-        slow.is_slow = True
-
-    pacing.later(slow, fills_it)
-    for number in (1, 2):
-        pacing.later(slow, spending(pacing, done, f"a{number}", 10))
-    pacing.later(quick, spending(pacing, done, "b0", 10))
-    finish(loop)
-    pacing.later(slow, spending(pacing, done, "a3", 10))
-    idle = not loop.step()
-    before = list(done)
-    waiting = len(pacing)
-    must_wait = pacing.must_wait(slow)
-    slow.be_quick()
-    finish(loop)
-
-    assert before == ["a0", "b0"]
-    assert idle
-    assert waiting == 3
-    assert must_wait
-    assert done == ["a0", "b0", "a1", "a2", "a3"]
-    assert len(pacing) == 0
-
-
 def test_work_that_fails_does_not_stop_the_rest(pacing, loop, caplog):
     done: list[str] = []
     one = connection()
@@ -208,18 +157,6 @@ class Steps:
     def __call__(self, now: float) -> float | None:
         self.calls.append(now)
         return self.answers.pop(0) if self.answers else None
-
-
-async def test_a_step_with_more_to_do_is_called_in_every_step_of_the_loop():
-    steps = Steps(0.0, 0.0, 0.0, None)
-    alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
-
-    alarm.start()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    alarm.stop()
-
-    assert len(steps.calls) == 4
 
 
 async def test_a_step_is_called_at_its_time_or_when_it_is_woken():
@@ -267,16 +204,3 @@ async def test_a_step_that_fails_is_tried_again_and_does_not_spin(monkeypatch, c
 
     assert calls[2] - calls[0] >= 0.03
     assert "as the test says" in caplog.text
-
-
-async def test_nothing_is_called_after_the_end():
-    steps = Steps(0.0, 0.0)
-    alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps)
-    alarm.start()
-
-    alarm.stop()
-    alarm.wake()
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-    assert steps.calls == []

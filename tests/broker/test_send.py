@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_changes
 
-from orbitmq.broker.broker import Broker, Parts
+from orbitmq.broker.broker import Parts
 from orbitmq.broker.settings import ReplySettings, SendSettings
 from orbitmq.broker.writes import BatchPlace, SendAnswers
 from orbitmq.clock import milliseconds
@@ -23,23 +22,15 @@ from orbitmq.message.properties import encode_properties
 from orbitmq.message.record import INNER_BATCH, pack_host
 from orbitmq.message.stored import decode_messages, encode_batch
 from orbitmq.store.settings import DiskFull, FlushPolicy, StoreFailed, WriteFailed
-from orbitmq.wire.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
 from orbitmq.wire.command import Command, command_pieces, decode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers import PushReplyRequest, SendMessageResponse
-from tests.support.broker import (
-    GROUP,
-    SMALL_STORE,
-    RawClient,
-    bodies_in,
-    messages_in,
-    send_header,
-    until,
-)
+from tests.support.broker import GROUP, SMALL_STORE, bodies_in, messages_in, send_header, until
 from tests.support.delivery import AskedProducer, hand_broker, send_back
 from tests.support.slowdisk import GatedFiles
-from tests.support.store import FailingFiles, HandClock
+from tests.support.store import FailingFiles
 
 CODES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)
 
@@ -80,25 +71,6 @@ async def test_a_message_is_stored_and_its_place_is_answered(broker, client, cod
         "TRACE_ON": "true",
         "CLUSTER": "DefaultCluster",
     }
-
-
-class TickingClock(HandClock):
-    """A clock for which a millisecond passes with every look."""
-
-    def now(self) -> float:
-        self.advance(0.001)
-        return self.time
-
-
-async def test_a_message_is_not_stored_before_another_connection_has_sent_it(tmp_path):
-    """What several connections bring in one step of the loop is written together."""
-    async with hand_broker(tmp_path, TickingClock()) as (broker, first):
-        second = await RawClient.open(broker.broker)
-        await asyncio.gather(first.stored("orders"), second.stored("orders"))
-        await second.close()
-
-        earlier, later = broker.messages("orders")
-        assert earlier.store_ms < later.store_ms
 
 
 async def test_every_answer_has_strings_for_values(client):
@@ -146,28 +118,6 @@ async def test_a_message_without_a_unique_id_is_given_one(client, properties):
     assert decode_unique_id(place.transaction_id).address == "127.0.0.1"
 
 
-async def test_many_sends_share_few_writes_and_each_has_its_own_place(broker, client, monkeypatch):
-    writes: list[int] = []
-    write = broker.parts.store.write
-
-    def counting():
-        writes.append(1)
-        return write()
-
-    monkeypatch.setattr(broker.parts.store, "write", counting)
-
-    places = await asyncio.gather(
-        *(client.stored("orders", queue_id=number % 4) for number in range(100))
-    )
-
-    # One for each read of the socket: how much a read brings is up to the kernel.
-    assert len(writes) <= 10
-    assert sorted((place.queue_id, place.queue_offset) for place in places) == [
-        (queue, number) for queue in range(4) for number in range(25)
-    ]
-    assert len({place.msg_id for place in places}) == 100
-
-
 @pytest.mark.parametrize(("topic", "end"), [("orders", 1), ("no topic", 0)])
 async def test_a_one_way_send_is_not_answered(broker, client, topic, end):
     client.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header(topic), body=b"quiet")
@@ -205,17 +155,6 @@ async def test_a_send_is_accepted_where_apache_accepts_it(
 
     assert place.queue_id == queue_id
     assert bodies_in(await client.pull("orders", queue_id)) == [b"kept"]
-
-
-# Topics and queues.
-
-
-async def test_a_negative_queue_means_any(broker, client):
-    places = await asyncio.gather(*(client.stored("orders", queue_id=-1) for _ in range(200)))
-
-    queues = [place.queue_id for place in places]
-    assert set(queues) == {0, 1, 2, 3}
-    assert sum(broker.parts.store.max_offset("orders", queue) for queue in range(4)) == 200
 
 
 # What is refused.
@@ -333,32 +272,6 @@ async def test_a_send_is_refused_with_the_code_of_its_check(start_broker, open_c
     assert broker.parts.store.statistics().log_end == 0
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (first, then)
-        for first, then in itertools.combinations(CASES, 2)
-        # Both must be possible at once: they do not speak of different topics or settings.
-        if first.code != then.code
-        and not (first.name[0] in "78" and "topic" in then.send)
-        and not first.send.keys() & then.send.keys()
-        and not first.settings.keys() & then.settings.keys()
-    ],
-    ids=lambda case: case.name,
-)
-async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
-    start_broker, open_client, first, then
-):
-    broker = await start_broker(**(then.settings | first.settings))
-    for case in (first, then):
-        case.prepare(broker.parts)
-    client = await open_client(broker)
-
-    answer = await client.send(**({"topic": "orders"} | then.send | first.send))
-
-    assert answer.code == first.code
-
-
 async def test_the_longest_topic_and_the_largest_body_are_taken(start_broker, open_client):
     client = await open_client(await start_broker(send=SendSettings(max_message_size=100_000)))
 
@@ -401,18 +314,6 @@ async def test_a_message_that_failed_too_often_becomes_a_dead_letter(
         [message] = messages_in(await client.pull("%DLQ%billing"))
         assert message.topic == "%DLQ%billing"
         assert bytes(message.body) == b"bad"
-
-
-async def test_a_message_of_a_group_that_consumes_in_order_is_a_dead_letter_at_once(broker, client):
-    queue = MessageQueue(broker_name="broker-a", queue_id=0, topic="orders")
-    broker.parts.locks.lock("billing", "me", [queue], broker.parts.clock.monotonic())
-
-    await client.stored("%RETRY%billing", b"given up")
-
-    assert broker.parts.store.max_offset("%DLQ%billing", 0) == 1
-
-
-# Where else a message may go.
 
 
 # When the store cannot.
@@ -463,23 +364,6 @@ async def test_a_full_disk_refuses_sends_and_serves_readers(start_broker, open_c
     assert "99 percent full" in (answers[0].remark or "")
     assert bodies_in(found) == [b"before"]
     assert (await client.stored("orders")).queue_offset == 1
-
-
-async def test_settings_that_change_while_it_runs_are_followed(broker, client):
-    parts = broker.parts
-    parts.change_settings(
-        replace(
-            parts.settings, send=SendSettings(region="eu-1", trace_on=False, max_message_size=9)
-        )
-    )
-
-    place = await client.stored("orders", b"small")
-    refused = await client.send("orders", b"larger than nine")
-
-    assert (place.region, place.trace_on) == ("eu-1", False)
-    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
-    [message] = messages_in(await client.pull("orders"))
-    assert (message.properties["MSG_REGION"], message.properties["TRACE_ON"]) == ("eu-1", "false")
 
 
 THREE = [(b"one", 1, b""), (b"two", 2, encode_properties({"TAGS": "b"})), (b"three", 3, b"")]
@@ -786,25 +670,6 @@ async def test_a_message_is_taken_back_when_its_copy_is_on_the_disk(
     assert sum(copies) == 1
 
 
-async def test_a_consumer_is_answered_before_it_would_send_a_copy_of_its_own(
-    start, open_client, disk
-):
-    """Clients wait for 5 s, which is also how long a send waits for the disk."""
-    broker = await start(flush_timeout=60.0)
-    client = await open_client(broker)
-    await client.stored("orders", b"bad")
-    (message,) = decode_messages((await client.pull("orders")).body)
-    disk.gate.clear()
-
-    async with asyncio.timeout(30):
-        answer = await send_back(client, message)
-    disk.gate.set()
-    # What comes from the disk afterwards is no second answer: the connection goes on in order.
-    await client.stored("orders", b"next")
-
-    assert answer.code == ResponseCode.SUCCESS
-
-
 async def test_a_message_whose_copy_cannot_be_flushed_is_not_taken_back(start, open_client, disk):
     broker = await start()
     client = await open_client(broker)
@@ -815,28 +680,6 @@ async def test_a_message_whose_copy_cannot_be_flushed_is_not_taken_back(start, o
     answer = await send_back(client, message)
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
-
-
-async def test_what_comes_during_a_flush_shares_the_next_one(start, open_client, disk):
-    broker = await start()
-    clients = [await open_client(broker) for _ in range(4)]
-    await clients[0].stored("orders")
-    disk.gate.clear()
-    first = asyncio.ensure_future(clients[0].stored("orders"))
-    await until(lambda: disk.waiting)
-    before = broker.parts.store.statistics().flushes
-
-    rest = [asyncio.ensure_future(client.stored("orders")) for client in clients for _ in range(25)]
-    await until(lambda: sum(each.open_requests for each in broker_connections(broker)) == 101)
-    disk.gate.set()
-    await asyncio.gather(first, *rest)
-
-    # One for the first, one for all that gathered behind it, and one to spare.
-    assert broker.parts.store.statistics().flushes - before <= 3
-
-
-def broker_connections(broker: Broker) -> Any:
-    return broker.parts.listeners.connections
 
 
 async def test_a_send_whose_flush_takes_too_long_is_answered_stored_but_not_flushed(

@@ -22,6 +22,9 @@ from tests.support.tries import shortest_of
 
 PROMISED = 0.010
 ROUNDS = 40
+#: Live messages a second, and for how long.
+RATE = 200.0
+SECONDS = 0.6
 
 
 @pytest.mark.feature("B5")
@@ -34,8 +37,10 @@ def test_a_held_pull_is_answered_within_ten_milliseconds_of_the_arrival(tmp_path
 
 
 def _pace(generator: Generator, target: Target) -> Paced:
-    """A message every few milliseconds, so that each finds a pull that is held."""
-    wish = Pace(target=target, way="broker", topic="live", body_size=1024, rate=300.0, seconds=0.6)
+    """A live message every few milliseconds, so that each finds a pull that is held."""
+    wish = Pace(
+        target=target, way="broker", topic="live", body_size=1024, rate=RATE, seconds=SECONDS
+    )
     done = generator.ask(wish)
     assert isinstance(done, Paced)
     return done
@@ -84,9 +89,6 @@ BODY = 8192
 BACKLOG = 128 * MIB
 OLD = Sends(topic="old", body_size=BODY, queues=1, per_request=32)
 
-#: Live messages a second, one every few milliseconds, so that each finds a pull that is held.
-RATE = 200.0
-SECONDS = 0.6
 #: Seconds in which whoever waits gets what arrives: a few of the turns that a replay takes, and far
 #: less than all that is asked for.
 PROMISED_BESIDE = 0.050
@@ -107,12 +109,12 @@ def test_a_replay_does_not_slow_the_tail(tmp_path, replay):
 
         def beside():
             replaying = pool.submit(_replay, replay, broker.target, seconds=SECONDS + 0.1)
-            paced = _pace_live(live, broker.target)
+            paced = _pace(live, broker.target)
             read.append(replaying.result(DEADLINE).bytes)
             return paced.median
 
         _fill(replay, broker.target)
-        _pace_live(live, broker.target)
+        _pace(live, broker.target)
         took = shortest_of(beside, PROMISED_BESIDE, ROUNDS)
 
     print(f"\n{took * 1000:.2f} ms, {sum(read) / MIB:.0f} MiB read in {len(read)} rounds")
@@ -165,16 +167,6 @@ def _fill(generator: Generator, target: Target) -> None:
     done = generator.ask(wish)
     assert isinstance(done, Driven)
     assert not done.refused, done.refusal
-
-
-def _pace_live(generator: Generator, target: Target) -> Paced:
-    """Live messages, sent and received by a process that does nothing else."""
-    wish = Pace(
-        target=target, way="broker", topic="live", body_size=1024, rate=RATE, seconds=SECONDS
-    )
-    done = generator.ask(wish)
-    assert isinstance(done, Paced)
-    return done
 
 
 def _replay(

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq import names
 from orbitmq.broker.config import ConfigFile
 from orbitmq.broker.errors import Refused, check_topic
 from orbitmq.broker.topics import (
@@ -67,26 +66,6 @@ def test_a_broker_has_apaches_system_topics_from_the_start():
         "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, 1, "RW-"),
         "rmq_sys_wheel_timer": (1, 1, "RW-"),
     }
-
-
-def test_settings_decide_about_some_of_them():
-    topics = shape(
-        table(
-            cluster="C",
-            broker_name="b",
-            auto_create=False,
-            cluster_topic_enabled=False,
-            broker_topic_enabled=False,
-            trace_topic_enabled=True,
-            timer_enabled=False,
-        )
-    )
-
-    assert "TBW102" not in topics
-    assert "rmq_sys_wheel_timer" not in topics
-    assert topics["C"] == (16, 16, "--X")
-    assert topics["b"] == (1, 1, "--X")
-    assert topics["RMQ_SYS_TRACE_TOPIC"] == (1, 1, "RW-")
 
 
 # Names.
@@ -155,13 +134,6 @@ def test_from_a_number_of_topics_on_sending_makes_no_more(topic):
     assert {"%RETRY%g", "%DLQ%g", "V"} <= {each.topic_name for each in topics}
 
 
-@pytest.mark.parametrize(("topic", "flag"), [("T", 1), ("%RETRY%g", 2)])
-def test_unit_mode_marks_what_it_makes(topic, flag):
-    made = table().for_send(topic, template="TBW102", queues=1, unit_mode=True, now=NOW)
-
-    assert made.topic_sys_flag == flag
-
-
 # What groups need.
 
 
@@ -176,51 +148,7 @@ def test_a_groups_topics_are_made_once():
     assert topics.data_version == version
 
 
-def test_a_retry_topic_follows_the_order_of_what_its_group_consumes():
-    topics = table()
-    topics.ensure_retry("g", 1, is_order=True, now=NOW)
-
-    assert topics.ensure_retry("g", 1, now=NOW).order
-    assert not topics.ensure_retry("g", 1, is_order=False, now=NOW).order
-    assert topics.data_version.counter == 2
-
-
 # Administration.
-
-
-@pytest.mark.parametrize(
-    "topic",
-    sorted(
-        names.SYSTEM_TOPICS
-        | {"rmq_sys_any", "DefaultCluster", "broker-a", "DefaultCluster_REPLY_TOPIC"}
-    ),
-)
-def test_administration_leaves_system_topics_alone(topic):
-    topics = table()
-
-    with pytest.raises(Refused, match="changed") as refusal:
-        topics.update(config(topic), now=NOW)
-    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
-    with pytest.raises(Refused, match="deleted") as refusal:
-        topics.delete(topic, now=NOW)
-    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
-    assert topics.is_system(topic)
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"perm": 8}, "perm"),
-        ({"perm": -1}, "perm"),
-        ({"read_queue_nums": -1}, "readQueueNums"),
-        ({"write_queue_nums": -5}, "writeQueueNums"),
-        ({"read_queue_nums": 16_385}, "readQueueNums must be from 0 to 16384"),
-        ({"write_queue_nums": 2**31 - 1}, "writeQueueNums must be from 0 to 16384"),
-    ],
-)
-def test_numbers_out_of_range_are_refused_by_name(changed, named):
-    with pytest.raises(Refused, match=named):
-        table().update(config("T", 4, **changed), now=NOW)
 
 
 def test_a_topic_has_no_more_queues_than_the_setting_allows():
@@ -338,13 +266,6 @@ def test_a_change_of_attributes_that_makes_no_sense_is_refused_as_a_whole(text, 
     assert topics.get("T") == before
 
 
-def test_topics_of_mixed_types_are_refused():
-    with pytest.raises(Refused, match="MIXED is not supported") as refusal:
-        table().update(config("T", attributes={"+message.type": "MIXED"}), now=NOW)
-
-    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
-
-
 # The file, name servers and tools.
 
 APACHE_FILE = (
@@ -386,50 +307,6 @@ def test_the_file_has_the_two_keys_that_apache_reads(tmp_path):
     assert list(again) == list(topics)
 
 
-def test_name_servers_are_told_what_the_broker_allows():
-    topics = table()
-    topics.update(config("T", attributes={"+message.type": "FIFO"}, order=True), now=NOW)
-
-    whole = topics.registration(6).topic_config_table
-    reading = topics.registration(4).topic_config_table
-
-    assert whole["T"].perm == 6
-    assert whole["TBW102"].perm == 7
-    assert reading["T"] == config("T", perm=4, attributes={"message.type": "FIFO"}, order=True)
-    assert reading["TBW102"].perm == 4
-    assert topics.get("T") is not None
-    assert set(whole) == {topic.topic_name for topic in topics}
-
-
-def test_a_slave_becomes_a_copy_of_its_master():
-    master, slave = table(), table()
-    master.update(config("T"), now=NOW + 1)
-    slave.update(config("old"), now=NOW + 2)
-
-    slave.replace(master.file())
-
-    assert list(slave) == list(master)
-    assert slave.data_version == master.data_version
-
-
-@given(size=st.integers(1, 60), count=st.integers(0, 40))
-def test_pages_together_are_the_table(size, count):
-    topics = table()
-    for number in range(count):
-        topics.update(config(f"T{number}"), now=NOW)
-    received: list[str] = []
-    version = ""
-
-    while True:
-        answer = topics.page(PageRequest(len(received), version, size))
-        received += answer.table.topic_config_table
-        version = version_text(topics.data_version)
-        if len(received) >= answer.total:
-            break
-
-    assert received == sorted(topic.topic_name for topic in topics)
-
-
 def test_a_table_that_changed_between_pages_is_begun_anew():
     topics = table()
     first = topics.page(PageRequest(0, "", 5))
@@ -440,15 +317,3 @@ def test_a_table_that_changed_between_pages_is_begun_anew():
 
     assert len(first.table.topic_config_table) == 5
     assert next(iter(again.table.topic_config_table)) == "AAA"
-
-
-def test_no_page_is_larger_than_the_broker_allows():
-    assert len(table().page(PageRequest(0, "", 100), largest=2).table.topic_config_table) == 2
-    assert len(table().page(PageRequest(0, "", -1), largest=2).table.topic_config_table) == 0
-
-
-@pytest.mark.parametrize("version", ["", "nonsense", '{"counter":1}', "\ud800"])
-def test_a_version_that_is_not_ours_begins_anew(version):
-    page = table().page(PageRequest(5, version, 3)).table.topic_config_table
-
-    assert list(page) == sorted(topic.topic_name for topic in table())[:3]

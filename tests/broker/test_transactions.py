@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import tempfile
 import time
 from pathlib import Path
@@ -39,7 +38,6 @@ from tests.support.store import FailingFiles, HandClock, with_policy
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP = "TRANS_CHECK_MAX_TIME_TOPIC"
-GROUP = "CID_RMQ_SYS_TRANS"
 COMMIT = TransactionState.COMMIT
 ROLLBACK = TransactionState.ROLLBACK
 INTERVAL = 30.0
@@ -132,20 +130,6 @@ async def test_a_delay_does_not_take_a_half_message_out_of_its_transaction(broke
     assert broker.bodies("T") == [b"x"]
 
 
-async def test_ends_of_one_turn_share_an_op_message(broker, producer):
-    halves = [await send_half(producer, "T", b"%d" % number, broker) for number in range(6)]
-    written = len(broker.messages(OP))
-
-    for half in halves:
-        producer.connection.notify(RequestCode.END_TRANSACTION, end_header(half, COMMIT))
-    producer.connection.flush()
-    await until(lambda: len(broker.messages("T")) == 6)
-
-    marks = b"".join(op.body for op in broker.messages(OP)[written:])
-    assert sorted(marks.split(b",")[:-1]) == [b"%d" % number for number in range(6)]
-    assert len(broker.messages(OP)) - written < 6
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "text"),
     [
@@ -185,17 +169,6 @@ async def test_an_end_that_is_not_known_yet_is_not_answered(broker, producer):
 
     assert "RequestTimedOut" in repr(unanswered[0])
     assert broker.messages(OP) == []
-
-
-async def test_a_slave_ends_no_transactions(broker, producer):
-    half = await send_half(producer, "T", b"x", broker)
-    await broker.restart(broker_id=1)
-    again = await AskedProducer.join(broker.broker)
-
-    answer = await again.end(end_header(half, COMMIT))
-    await again.close()
-
-    assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
 
 
 async def test_transactions_can_be_switched_off(tmp_path):
@@ -309,19 +282,6 @@ async def test_a_producer_is_asked_about_what_it_left_open(broker, producer):
     assert broker.bodies("T") == [b"x"]
 
 
-async def test_nobody_is_asked_about_a_young_message(broker, producer):
-    broker.clock.advance(25)
-    await send_half(producer, "T", b"x", broker)
-
-    check(broker, 5)
-    position = broker.parts.transactions.halves.position
-    check(broker)
-    await until(lambda: producer.questions)
-
-    assert position == 0
-    assert len(producer.questions) == 1
-
-
 async def test_questions_go_round_among_the_producers_of_a_group(broker, producer):
     other = await AskedProducer.join(broker.broker, "producer@2")
     for number in range(4):
@@ -377,25 +337,6 @@ async def test_a_message_that_belongs_nowhere_is_not_taken_for_one_without_a_pro
         assert "questions" not in line
 
 
-async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(tmp_path, caplog):
-    forged = "x\nERROR all is lost\x1b[2J"
-    once = TransactionSettings(check_max=1)
-    async with hand_broker(tmp_path, transactions=once) as (broker, client):
-        named = {"PGROUP": forged, "KEYS": forged, "UNIQ_KEY": forged}
-        await send_half(client, "T", b"0", broker, **named)
-        await send_half(client, "T", b"1", broker, PGROUP="g" * 5000, KEYS="k" * 5000)
-        check(broker)
-        check(broker)
-
-    told = [
-        line
-        for line in caplog.messages
-        if "no producer to ask" in line or "is given up after" in line
-    ]
-    assert len(told) == 4
-    assert all(line.isprintable() and len(line) < 1000 for line in told)
-
-
 async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
     broker, producer, caplog
 ):
@@ -439,20 +380,6 @@ async def test_only_a_half_message_can_be_resumed(broker, producer, msg_id):
     assert broker.messages(HALF) == []
 
 
-async def test_a_message_with_its_own_time_is_asked_about_after_it(broker, producer):
-    await send_half(producer, "T", b"x", broker, CHECK_IMMUNITY_TIME_IN_SECONDS="45")
-
-    check(broker)
-    early = await asked(producer)
-    copy = broker.messages(HALF)[1]
-    check(broker)
-    await until(lambda: producer.questions)
-
-    assert early == []
-    assert copy.properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
-    assert "TRANSACTION_CHECK_TIMES" not in copy.properties
-
-
 @pytest.mark.parametrize(
     ("first", "then", "seen"), [(COMMIT, ROLLBACK, [b"x"]), (ROLLBACK, COMMIT, [])]
 )
@@ -489,16 +416,6 @@ async def test_a_round_that_the_disk_refuses_skips_nothing(tmp_path):
         assert position == 0
 
 
-async def test_a_count_of_questions_that_is_no_number_stops_no_round(broker, producer):
-    times = {"TRANSACTION_CHECK_TIMES": "9" * 5000}
-    await send_half(producer, "T", b"first", broker, **times)
-    await send_half(producer, "T", b"second", broker)
-
-    check(broker)
-
-    assert await asked(producer) == [b"first", b"second"]
-
-
 async def test_one_message_that_cannot_be_dealt_with_does_not_stop_the_others(
     broker, producer, monkeypatch, caplog
 ):
@@ -518,44 +435,12 @@ async def test_one_message_that_cannot_be_dealt_with_does_not_stop_the_others(
     assert "is given up" in caplog.text
 
 
-async def test_a_long_queue_is_gone_through_in_bounded_steps(tmp_path):
-    settings = TransactionSettings(step_messages=16)
-    async with hand_broker(tmp_path, transactions=settings) as (broker, _):
-        producer = await AskedProducer.join(broker.broker)
-        for number in range(100):
-            await send_half(producer, "T", b"%d" % number, broker)
-        broker.clock.advance(INTERVAL)
-
-        broker.parts.transactions.step(broker.clock.now())
-        broker.parts.writes.finish()
-        first = len(broker.messages(HALF)) - 100
-        check(broker, 0)
-        await until(lambda: len(producer.questions) == 100)
-        await producer.close()
-
-        assert first == 16
-        assert len(broker.messages(HALF)) == 200
-
-
 async def test_a_jump_over_millions_of_half_messages_is_quick(broker):
     begun = time.thread_time()
     broker.parts.transactions.halves.pass_to(50_000_000)
 
     # Number by number it was seconds.
     assert time.thread_time() - begun < 0.5
-
-
-async def test_progress_is_kept_like_that_of_any_group(broker, producer):
-    for number in range(3):
-        half = await send_half(producer, "T", b"%d" % number, broker)
-        await producer.end(end_header(half, COMMIT if number else ROLLBACK))
-
-    check(broker)
-
-    progress = broker.parts.progress
-    assert broker.parts.transactions.halves.open_count == 0
-    assert progress.stored(HALF, GROUP, 0) == 3
-    assert progress.stored(OP, GROUP, 0) == 3
 
 
 # The table of verdicts.
@@ -763,18 +648,3 @@ async def test_a_half_message_that_does_not_wait_can_be_ended_at_once(
 
     assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
     assert slow.bodies("T") == seen
-
-
-async def test_the_refusal_of_an_end_that_nobody_waits_for_is_logged(slow, slow_producer, caplog):
-    half = await send_half(slow_producer, "T", b"x", slow)
-    wrong = end_header(half, COMMIT, commit_log_offset=1)
-
-    with caplog.at_level(logging.WARNING, logger="orbitmq.broker.transactions"):
-        slow_producer.connection.notify(RequestCode.END_TRANSACTION, wrong)
-        # What comes on the same connection is served in order.
-        answer = await slow_producer.end(wrong)
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    (record,) = [each for each in caplog.records if "was refused" in each.getMessage()]
-    assert answer.remark is not None
-    assert answer.remark in record.getMessage()

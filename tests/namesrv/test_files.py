@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from orbitmq.errors import SettingError
 from orbitmq.namesrv.server import KvConfig, NameServer
-from orbitmq.namesrv.settings import (
-    CONFIG_FILE,
-    KV_FILE,
-    FileUnusable,
-    NameServerSettings,
-    replace_file,
-)
+from orbitmq.namesrv.settings import CONFIG_FILE, KV_FILE, FileUnusable, NameServerSettings
 from orbitmq.wire.javajson import format_properties, parse_properties
 
 plain = st.text(
@@ -53,17 +47,6 @@ def test_deleting_the_last_key_leaves_an_empty_namespace_as_apache_does(tmp_path
     assert kept.table("N") == {}
     assert kept.table("unknown") is None
     assert (tmp_path / KV_FILE).read_text() == '{"configTable":{"N":{}}}'
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "folder" / "file"
-    replace_file(path, b"first")
-    # The temporary file cannot be made where a folder has its name.
-    (tmp_path / "folder" / "file.tmp").mkdir()
-    with pytest.raises(FileUnusable, match="cannot be written"):
-        replace_file(path, b"second")
-
-    assert path.read_bytes() == b"first"
 
 
 def test_properties_are_read_as_java_reads_them():

@@ -91,13 +91,6 @@ async def test_an_unknown_topic_is_answered_with_17_and_its_name(peer):
     assert answer.body == b""
 
 
-async def test_a_route_without_a_topic_is_refused_with_the_field(peer):
-    answer = await peer.ask(_ask(RequestCode.GET_ROUTEINFO_BY_TOPIC))
-
-    assert answer.code == 1
-    assert "'topic'" in (answer.remark or "")
-
-
 async def test_a_slave_is_told_its_master(peer):
     master = await peer.ask(registration(TOPICS))
     slave = await peer.ask(registration(TOPICS, broker_id=1, address="127.0.0.1:20911"))
@@ -158,25 +151,6 @@ async def test_a_registration_that_cannot_be_is_refused_with_the_reason(
 
     assert answer.code == 1
     assert remark in (answer.remark or "")
-
-
-async def test_a_broker_can_unregister(peer):
-    await peer.ask(registration(TOPICS))
-
-    answer = await peer.ask(
-        _ask(
-            RequestCode.UNREGISTER_BROKER,
-            headers.BrokerRequest(
-                broker_name="broker-a",
-                broker_addr="127.0.0.1:10911",
-                cluster_name="DefaultCluster",
-                broker_id=0,
-            ),
-        )
-    )
-
-    assert answer.code == 0
-    assert (await peer.ask(route_request("orders"))).code == 17
 
 
 async def test_a_broker_asks_whether_its_topics_are_known(peer):

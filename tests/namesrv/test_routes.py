@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.namesrv.routes import BrokerKey, Registration, RouteTable, only_zone
-from orbitmq.namesrv.settings import RegisterAllFirst
-from orbitmq.wire.bodies import DataVersion, QueueData, QueueMappingInfo, TopicRouteData
+from orbitmq.namesrv.routes import Registration, RouteTable
+from orbitmq.wire.bodies import DataVersion, QueueMappingInfo, TopicRouteData
 from tests.support.namesrv import topic
 
 V1 = DataVersion(counter=1, timestamp=100)
@@ -56,18 +55,6 @@ def test_of_two_brokers_with_one_id_the_later_is_listed_and_the_other_is_named()
         other.address,  # whose state is later, so that it stays
     ]
     assert _route(table, "orders").broker_datas[0].broker_addrs == {0: other.address}
-
-
-def test_a_broker_that_comes_back_by_another_address_is_no_rival_of_itself():
-    moved = replace(MASTER, address="10.0.0.9:10911")
-    same, ended = RouteTable(), RouteTable()
-    same.register(MASTER, 0.0, "one")
-    ended.register(MASTER, 0.0, "one")
-    ended.connection_closed("one")
-
-    answers = [same.register(moved, 1.0, "one"), ended.register(moved, 1.0, "two")]
-
-    assert [answer.rival for answer in answers] == [None, None]
 
 
 def test_the_lowest_slave_of_a_5_x_group_brings_queues_and_an_acting_one_readable_only():
@@ -123,22 +110,6 @@ def test_topics_that_are_not_registered_again_stay_unless_asked_otherwise(is_del
     assert table.topics().topic_list == left
 
 
-def test_a_single_topic_is_refused_before_all_and_accepted_after():
-    table = RouteTable()
-    single = replace(MASTER, topics=(topic("refunds"),), version=V2)
-
-    with pytest.raises(RegisterAllFirst, match=r"'a' at 10\.0\.0\.1:10911"):
-        table.register(single, 0.0)
-    nothing = table.clusters()
-    table.register(MASTER, 0.0)
-    table.register(single, 0.0)
-
-    assert not nothing.broker_addr_table
-    assert not nothing.cluster_addr_table
-    assert _perms(table, "refunds") == {"a": 6}
-    assert _perms(table, "orders") == {"a": 6}
-
-
 def test_an_address_with_a_new_id_gives_up_the_old_one():
     table = RouteTable()
     table.register(MASTER, 0.0)
@@ -180,66 +151,6 @@ def test_a_group_with_an_acting_master_cannot_be_written_without_its_master():
     assert table.members("C", "a").broker_addrs == {1: "10.0.0.2:10911"}
 
 
-def test_a_broker_is_gone_when_its_own_timeout_has_passed_without_a_sign():
-    table = RouteTable()
-    table.register(MASTER, 100.0, "connection")
-    table.register(replace(SLAVE, timeout=10.0), 100.0)
-
-    assert table.expire(110.0) == []
-    assert [each.key.address for each in table.expire(110.5)] == [SLAVE.address]
-    table.touch("C", MASTER.address, 200.0)
-    assert table.expire(320.0) == []
-    (expired,) = table.expire(320.1)
-    assert expired.connection == "connection"
-    assert table.route("orders") is None
-
-
-def test_brokers_leave_with_the_connection_by_which_they_last_registered():
-    table = RouteTable()
-    table.register(MASTER, 0.0, "first")
-    table.register(MASTER, 1.0, "second")
-    table.register(replace(MASTER, name="b", address="10.0.0.5:10911"), 0.0, "second")
-
-    assert table.connection_closed("first") == []
-    assert set(table.connection_closed("second")) == {
-        BrokerKey("C", "10.0.0.1:10911"),
-        BrokerKey("C", "10.0.0.5:10911"),
-    }
-    assert table.topics().topic_list == ()
-
-
-def test_write_permission_can_be_taken_and_given_back():
-    table = RouteTable()
-    table.register(MASTER, 0.0)
-    table.register(replace(MASTER, name="b", address="10.0.0.5:10911"), 0.0)
-
-    assert table.wipe_write_permission("a") == 2
-    assert _perms(table, "orders") == {"a": 4, "b": 6}
-    # The broker's next registration of the same state changes nothing.
-    table.register(MASTER, 1.0)
-    assert _perms(table, "orders") == {"a": 4, "b": 6}
-    assert table.add_write_permission("a") == 2
-    assert _perms(table, "orders") == {"a": 6, "b": 6}
-    assert table.wipe_write_permission("nobody") == 0
-
-
-def test_a_topic_registered_by_hand_needs_brokers_that_are_known():
-    table = RouteTable()
-    table.register(MASTER, 0.0)
-    here = QueueData(broker_name="a", perm=6, read_queue_nums=1, write_queue_nums=1)
-
-    table.register_topic("by-hand", [here, replace_queue(here, "unknown")])
-    refused = table.route("by-hand")
-    table.register_topic("by-hand", [here])
-
-    assert refused is None
-    assert _perms(table, "by-hand") == {"a": 6}
-
-
-def replace_queue(queues: QueueData, broker: str) -> QueueData:
-    return QueueData(broker_name=broker, perm=queues.perm)
-
-
 def test_filter_servers_and_queue_mappings_are_part_of_a_route():
     table = RouteTable()
     mapping = QueueMappingInfo(bname="a", topic="orders", total_queues=4)
@@ -253,21 +164,3 @@ def test_filter_servers_and_queue_mappings_are_part_of_a_route():
     assert full.topic_queue_mapping_by_broker == {"a": mapping}
     assert _route(table, "payments").topic_queue_mapping_by_broker is None
     assert _route(table, "orders").filter_server_table == {}
-
-
-def test_a_zone_sees_its_own_brokers_and_those_without_a_master():
-    table = RouteTable()
-    table.register(replace(MASTER, zone="East", filter_servers=("f:1",)), 0.0)
-    table.register(
-        replace(MASTER, name="w", address="10.0.0.8:10911", zone="West", filter_servers=("f:2",)),
-        0.0,
-    )
-    table.register(replace(MASTER, name="m", address="10.0.0.9:10911", zone="West"), 0.0)
-    table.register(replace(SLAVE, name="m", address="10.0.1.9:10911", zone="West"), 0.0)
-    table.unregister("C", "10.0.0.9:10911", "m")
-
-    near = only_zone(_route(table, "orders"), "EAST")
-
-    assert [broker.broker_name for broker in near.broker_datas] == ["a", "m"]
-    assert [queues.broker_name for queues in near.queue_datas] == ["a", "m"]
-    assert near.filter_server_table == {"10.0.0.1:10911": ("f:1",)}

@@ -1,7 +1,6 @@
 """One client that wants too much: it gets an answer, and others are served all the while.
 
-Held pulls, frames that are begun and not ended, connections: see tests/broker/test_holding_fairness
-and tests/remoting/test_unfinished. Here is the rest of what a client can make a broker keep.
+Held pulls, heartbeats, filters and order locks are limited too: their tests are in tests/broker.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ import asyncio
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-from orbitmq.wire.codes import RequestCode as Code
+from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.javajson import encode_body
-from tests.support.broker import RawClient, bodies_in, small_settings, until
+from tests.support.broker import RawClient, bodies_in, small_settings
 
 #: Nobody who behaves waits longer, however slow the machine is.
 DEADLINE = 60.0
@@ -62,35 +59,6 @@ async def test_topics_made_by_one_client_do_not_keep_others_waiting(broker, gree
     async with asyncio.timeout(DEADLINE):
         await making
 
-    await assert_served(modest)
-
-
-@pytest.mark.timeout(300)
-async def test_what_a_heartbeat_says_is_forgotten_with_its_connection(broker, modest):
-    greedy = await RawClient.open(broker)
-    wanted = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
-    many = HeartbeatData(
-        client_id="greedy",
-        consumer_data_set=tuple(
-            ConsumerData(group_name=f"group-{number}", subscription_data_set=(wanted,))
-            for number in range(500)
-        ),
-        producer_data_set=tuple(ProducerData(group_name=f"makers-{n}") for n in range(500)),
-    )
-    answer = await greedy.connection.request(
-        Code.HEART_BEAT, body=encode_body(many), timeout=DEADLINE
-    )
-    assert answer.code == ResponseCode.SUCCESS
-    assert broker.parts.producers.groups()
-
-    await greedy.close()
-
-    parts = broker.parts
-    await until(lambda: not parts.producers.groups(), deadline=DEADLINE)
-    await until(
-        lambda: not [group for group in parts.consumers.groups() if parts.consumers.members(group)],
-        deadline=DEADLINE,
-    )
     await assert_served(modest)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -196,29 +195,6 @@ async def test_one_denied_topic_does_not_end_a_consumer_to_which_others_come(gua
 # ---- what may pass
 
 
-@pytest.mark.parametrize("kind", ["nobody listens", "nobody answers", "a broker"])
-async def test_a_wrong_address_is_reported_with_the_remedy(guarded, caplog, kind):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        if kind == "nobody answers":
-            other.listen()
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-        if kind == "a broker":
-            address = guarded.broker
-        consumer = AsyncConsumer("billing", name_server=address)
-        consumer.on("orders")(lambda message: None)
-        running = asyncio.create_task(consumer.run())
-
-        await until_reported(lambda: caplog.messages, "until a name server answers")
-        await until(lambda: len(consumer.statistics().troubles) == 1)
-        (trouble,) = consumer.statistics().troubles
-        consumer.stop_soon()
-        await running
-
-    assert address in trouble
-    assert "address" in trouble
-
-
 async def test_a_paused_group_is_reported_and_consumed_when_it_is_resumed(guarded, names, caplog):
     group = next(names)
     guarded.operate("group", "create", group)
@@ -361,32 +337,6 @@ def test_consume_ends_with_what_is_missing(guarded, who, words, missing):
     assert ran.stdout == ""
     (sentence,) = ran.stderr.splitlines()
     assert missing in sentence
-
-
-@pytest.mark.parametrize("group", [(), ("--group", "new-readers")], ids=["looking", "in-a-group"])
-@pytest.mark.parametrize("choice", [("--tags", "piad"), ("--sql", "TAGS = 'piad'")])
-def test_consume_with_a_filter_that_matches_nothing_says_so(guarded, group, choice):
-    ran = guarded.run(OPERATOR, "consume", "orders", *group, *choice)
-
-    assert ran.returncode == 0
-    assert "match" in ran.stderr
-    assert repr(choice[1]) in ran.stderr
-    assert ran.stderr.endswith("\n0 messages\n")
-
-
-def test_consume_says_what_it_waits_for_and_goes_on(guarded, names):
-    group = next(names)
-    guarded.operate("group", "create", group)
-    guarded.operate("group", "pause", group, "--yes")
-
-    with guarded.start(OPERATOR, "consume", "orders", "-g", group, "--tags", "paid") as consuming:
-        consuming.until_told(f"orbitmq group resume {group}")
-        guarded.operate("group", "resume", group)
-        consuming.until(lambda lines: len(lines) == 6)
-        code = consuming.wait()
-
-    assert code == 0
-    assert len(consuming.errors.splitlines()) == 2  # what it waited for, and the number
 
 
 async def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.message.properties import encode_properties, property_value
+from orbitmq.message.properties import property_value
 from orbitmq.message.record import (
     TRANSACTION_COMMIT,
     TRANSACTION_PREPARED,
@@ -53,19 +53,6 @@ def test_a_message_gets_its_place_at_once_and_is_seen_after_the_write(open_store
     assert store.max_offset("T", 3) == 0
     assert store.write() == store.statistics().log_end > second[0] > 0
     assert bodies(store, "T", 3) == [b"one", b"two"]
-
-
-def test_one_write_reaches_the_file_for_a_whole_turn(open_store):
-    disk = FailingFiles()
-    store = open_store(files=disk)
-    sizes: list[int] = []
-    disk.before = lambda call, size: sizes.append(size) if call == "pwrite" else None
-
-    for number in range(20):
-        put(store, "T", number % 4, b"x" * 50)
-    store.write()
-
-    assert sizes == [store.statistics().log_end]
 
 
 def test_the_bytes_are_those_of_the_documented_record(open_store):
@@ -161,15 +148,6 @@ def test_what_can_never_fit_is_refused_and_names_the_limit(open_store):
     assert bodies(store, "T", 0) == [b"kept"]
 
 
-def test_a_host_of_another_size_is_refused_and_leaves_no_queue(open_store):
-    store = open_store()
-
-    with pytest.raises(RecordRefused, match="8 or 20 bytes"):
-        store.append("T", 0, b"body", b"", 5, b"short")
-
-    assert store.queues() == []
-
-
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc", "a\0b", "x" * 300])
 def test_a_topic_that_cannot_name_a_folder_is_refused(open_store, topic):
     with pytest.raises(TopicRefused):
@@ -231,32 +209,6 @@ def test_messages_of_a_turn_share_a_time_until_it_is_taken_anew(open_store, cloc
 
     times = [message.store_ms - int(NOW * 1000) for message in messages_of(store.read("T", 0, 0))]
     assert times == [0, 0, 20, 20, 40]
-
-
-def test_a_turn_whose_clock_is_set_back_has_no_message_before_another(open_store, clock):
-    store = open_store()
-    put(store, "T", 0, b"first")
-    clock.advance(-0.5)
-    store.take_time_anew()
-    put(store, "T", 0, b"second")
-    store.write()
-
-    first, second = messages_of(store.read("T", 0, 0))
-    assert first.store_ms == second.store_ms
-
-
-@pytest.mark.parametrize("born", [BORN_HOST, bytes(20)], ids=["IPv4", "IPv6"])
-def test_a_turn_that_is_discarded_leaves_nothing_to_be_stamped(open_store, clock, born):
-    store = open_store()
-    put(store, SCHEDULE_TOPIC, 2, b"never", {"DELAY": "3"})
-    store.discard()
-    clock.advance(1)
-    store.append(SCHEDULE_TOPIC, 2, b"later", b"DELAY\x013\x02", 0, born)
-    clock.advance(1)
-    store.write()
-
-    (delayed,) = messages_of(store.read(SCHEDULE_TOPIC, 2, 0))
-    assert (delayed.body, delayed.store_ms) == (b"later", int(NOW * 1000) + 2000)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -426,15 +378,6 @@ def test_a_queue_that_cannot_be_written_keeps_its_entries_in_memory_and_is_tried
     put(store, "T", 0, b"accepted")
     store.write()
     assert len(bodies(store, "T", 0)) == 14
-
-
-def test_properties_are_stored_as_they_are(open_store):
-    store = open_store()
-    raw = encode_properties({"KEYS": "a b", "TAGS": "Größe", "x": "y\x01z"})
-    store.append("T", 0, b"", raw[:-1], 0, BORN_HOST)
-    store.write()
-
-    assert messages_of(store.read("T", 0, 0))[0].raw_properties == raw[:-1]
 
 
 @pytest.mark.parametrize(

@@ -27,20 +27,6 @@ SETTINGS = replace(
 )
 
 
-class SlowFiles(QuickFiles):
-    """A disk on which opening a file takes a millisecond."""
-
-    def __init__(self, clock: HandClock) -> None:
-        super().__init__()
-        self.opened = 0
-        self._clock = clock
-
-    def open(self, path: Path, *, create: bool = False) -> int:
-        self.opened += 1
-        self._clock.advance(0.001)
-        return super().open(path, create=create)
-
-
 def fill(store: Store, queues: int, size: int) -> None:
     """So many bytes of bodies, in turn to all queues."""
     for place in range(size // 1000):
@@ -63,25 +49,6 @@ def test_many_queues_are_flushed_after_more_of_the_log(open_store, queues, is_du
     for _ in range(4):
         store.tick()
     assert store.statistics().durable > 100_000
-
-
-def test_a_step_does_not_write_queues_for_long(open_store, clock):
-    files = SlowFiles(clock)
-    store = open_store(SETTINGS, files=files)
-    fill(store, 100, 150_000)
-    store.tick()  # a round begins
-    files.opened = 0
-
-    store.tick()
-    assert 1 <= files.opened <= 16
-
-    steps = 0
-    while not store.statistics().durable:
-        store.tick()
-        steps += 1
-        assert steps < 100
-    end = store.statistics().log_end
-    assert store.statistics().durable == end
 
 
 def on_the_disk(store: Store, clock: HandClock) -> Checkpoint:
@@ -123,16 +90,6 @@ def test_the_index_is_flushed_at_intervals_and_not_with_every_round(open_store, 
     assert with_it.logical_ms > began
     # What is indexed is flushed though nothing new comes.
     assert later.hint.indexed == store.statistics().log_end
-
-
-def test_the_index_is_flushed_after_some_rounds_whatever_the_time(open_store, clock):
-    store = open_store(SETTINGS)
-
-    rounds(store, 6)
-    hint = on_the_disk(store, clock).hint
-
-    assert hint is not None
-    assert hint.indexed >= 4 * SETTINGS.flush.durable_bytes
 
 
 class FullFiles(QuickFiles):

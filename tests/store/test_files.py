@@ -6,13 +6,12 @@ import resource
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orbitmq.store.files import Preallocation, Worker, queue_files_to_keep
-from tests.support.store import SMALL, QuickFiles, bodies, put
+from tests.support.store import QuickFiles, bodies, put
 
 
 class RecordingFiles(QuickFiles):
@@ -73,17 +72,6 @@ def test_a_write_waits_for_the_range_that_is_being_taken_and_for_no_other():
     assert entered.wait(30)
     writer.join()
     worker.stop()
-
-
-def test_a_small_store_stays_small(open_store):
-    store = open_store(replace(SMALL, file_size=1 << 30, preallocate_step=1 << 20))
-    put(store, "T", 0, b"x")
-    store.write()
-    store.close()
-
-    log_file = next((store.root / "commitlog").iterdir())
-    assert log_file.stat().st_size == 1 << 30
-    assert log_file.stat().st_blocks * 512 <= 4 << 20
 
 
 def test_the_next_file_is_made_by_the_worker(open_store):

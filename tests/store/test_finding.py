@@ -9,14 +9,13 @@ import pytest
 
 from orbitmq.errors import SettingError
 from orbitmq.message.ids import encode_offset_id
-from orbitmq.message.record import MessageIdInvalid, pack_host
+from orbitmq.message.record import pack_host
 from orbitmq.message.stored import decode_message
 from orbitmq.store.settings import (
     FlushPolicy,
     FlushSettings,
     NoSuchRecord,
     ReadSettings,
-    StoreClosed,
     StoreSettings,
 )
 from tests.support.store import SMALL, lookup, put, with_policy
@@ -58,26 +57,6 @@ def test_a_lookup_catches_up_with_a_bounded_part_of_the_log(open_store):
     assert len(lookup(store, "T", "k39")) == 1
 
 
-def test_the_index_takes_larger_steps_when_it_is_far_behind(open_store):
-    store = open_store(replace(SMALL, index_step=500))
-    for _ in range(300):
-        put(store, "T", 0, bytes(100), {"KEYS": "k"})
-        store.write()
-
-    steps = []
-    while (before := store.statistics().indexed) < store.statistics().log_end:
-        store.tick()
-        steps.append(store.statistics().indexed - before)
-
-    assert 2000 <= steps[0] < 2200
-    assert all(0 < step < 700 for step in steps[-4:])
-
-
-def test_a_text_that_is_no_offset_id_is_refused(open_store):
-    with pytest.raises(MessageIdInvalid):
-        open_store().message_by_offset_id("nonsense")
-
-
 def test_keys_are_found_newest_first_and_only_in_their_topic(open_store, clock):
     store = open_store()
     for number in range(10):
@@ -115,21 +94,6 @@ def test_a_look_up_in_rounds_finds_the_same_as_one_in_one_go(open_store):
     assert [record for record in rounds if record is not None] == lookup(store, "T", "Aa")
     # Those with another key, a read of the index at least, and a long message counts twice.
     assert rounds.count(None) >= 36 + 1 + 1
-
-
-def test_a_look_up_in_rounds_ends_with_the_store(open_store):
-    store = open_store()
-    for number in range(3):
-        put(store, "T", 0, b"%d" % number, {"KEYS": "k"})
-    store.write()
-    rounds = (record for record in store.looking_up("T", "k") if record is not None)
-
-    first = decode_message(next(rounds)).body
-    store.close()
-
-    assert first == b"2"
-    with pytest.raises(StoreClosed):
-        next(rounds)
 
 
 def test_a_message_that_waits_for_the_disk_is_not_found(open_store):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.clock import SystemClock
 from orbitmq.store.settings import FlushPolicy, FlushSettings, StoreFailed
 from orbitmq.store.store import Store
 from tests.support.store import SMALL, FailingFiles, QuickFiles, bodies, put, with_policy
@@ -49,16 +48,6 @@ def test_nothing_is_visible_before_it_is_on_the_disk(open_store):
     assert store.max_offset("T", 0) == 1
     assert len(announced) == 1
     assert bodies(store, "T", 0) == [b"x"]
-
-
-def test_numbers_go_on_while_messages_wait_for_the_disk(open_store):
-    store = open_store(SYNC)
-    put(store, "T", 0, b"a")
-    store.write()
-
-    assert put(store, "T", 0, b"b")[1] == 1
-    store.wait_flushed(store.write())
-    assert bodies(store, "T", 0) == [b"a", b"b"]
 
 
 @pytest.mark.feature("N2")
@@ -238,18 +227,6 @@ def test_an_asynchronous_store_flushes_much_soon_and_little_later(
     store.tick()
 
     assert (store.statistics().flushed == end) is is_flushed
-
-
-def test_the_flusher_thread_flushes_by_itself(tmp_path):
-    settings = replace(SMALL, flush=FlushSettings(interval=0.01, thorough_interval=0.02))
-    flushed = threading.Event()
-    with Store(
-        tmp_path / "store", settings, clock=SystemClock(), post=lambda call: flushed.set()
-    ) as store:
-        put(store, "T", 0, b"x")
-        store.write()
-
-        assert flushed.wait(30)
 
 
 def test_recovery_begins_where_a_round_of_flushing_ended(open_store, clock):

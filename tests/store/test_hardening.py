@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.message.stored import decode_message
-from orbitmq.store.files import DiskFiles
-from orbitmq.store.recovery import read_checkpoint
 from orbitmq.store.settings import (
-    BatchRefused,
     DiskFull,
     FlushPolicy,
     MessageTooLarge,
@@ -24,7 +21,6 @@ from orbitmq.store.settings import (
 )
 from tests.support.store import (
     BORN_HOST,
-    NOW,
     SMALL,
     FailingFiles,
     QuickFiles,
@@ -141,16 +137,6 @@ def test_refused_messages_leave_no_queues(open_store):
     assert store.queues() == []
 
 
-@pytest.mark.parametrize("sys_flag", [0x4, 0x8, 0xC])
-def test_a_batch_cannot_be_part_of_a_transaction(open_store, sys_flag):
-    store = open_store()
-
-    with pytest.raises(BatchRefused):
-        store.append_batch("T", 0, [(b"x", 0, b"")], 1, BORN_HOST, sys_flag)
-
-    assert store.queues() == []
-
-
 def test_a_closed_store_reads_nothing_and_opens_nothing(open_store):
     store = open_store()
     for _ in range(100):
@@ -218,21 +204,6 @@ def test_a_store_on_a_disk_that_takes_no_writes_can_be_read(open_store, code, is
     assert bodies(after, "T", 0)[-2:] == [before[-1], b"accepted"]
 
 
-def test_a_store_closed_without_ever_being_written_is_as_it_was(open_store):
-    store = open_store()
-    put(store, "T", 0, b"x")
-    store.write()
-    store.close()
-    disk = FailingFiles()
-    disk.fail("pwrite", errno.ENOSPC)
-    open_store(files=disk).close()
-
-    store = open_store()
-
-    assert bodies(store, "T", 0) == [b"x"]
-    assert store.recovery.damage == ()
-
-
 def test_the_index_goes_on_when_the_disk_has_room_again(open_store, disk, clock):
     store = open_store(files=disk)
     put(store, "T", 0, b"x", {"KEYS": "k0"})
@@ -294,18 +265,3 @@ def test_a_log_of_many_files_needs_few_descriptors(open_store, clock):
     assert store.statistics().log_files == 300
     assert len(bodies(store, "T", 0)) == 300
     assert descriptors() - before < 150
-
-
-def test_times_of_the_checkpoint_follow_a_corrected_clock(open_store, clock, monkeypatch):
-    store = open_store()
-    for now in (NOW + 86_400, NOW):
-        monkeypatch.setattr(clock, "now", lambda now=now: now)
-        put(store, "T", 0, b"x")
-        store.wait_flushed(store.write())
-        for _ in range(5):
-            clock.advance(11)
-            store.tick()
-
-    found = read_checkpoint(store.root / "checkpoint", DiskFiles())
-
-    assert found.physical_ms == found.logical_ms == NOW * 1000

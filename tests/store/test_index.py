@@ -37,22 +37,10 @@ from orbitmq.store.index import (
     index_hashes,
 )
 from orbitmq.store.settings import IndexSettings
+from tests.support.store import HandClock
 
 TINY = IndexSettings(slots=3, entries=12)
 START = 1_700_000_000_000
-
-
-@dataclass(slots=True)
-class StandingClock:
-    """A clock that a test moves by hand."""
-
-    seconds: float = START / 1000
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,7 @@ def open_tiny(
     folder: Path, *, safe_until_ms: int | None = None, log_end: int | None = None
 ) -> KeyIndex:
     return KeyIndex.open(
-        folder, settings=TINY, clock=StandingClock(), safe_until_ms=safe_until_ms, log_end=log_end
+        folder, settings=TINY, clock=HandClock(), safe_until_ms=safe_until_ms, log_end=log_end
     )
 
 
@@ -129,9 +117,7 @@ def index_names(folder: Path) -> list[str]:
 
 def test_a_file_has_exactly_the_bytes_that_apache_would_write(tmp_path):
     """Worked out by hand: 2 slots, 4 places, three entries."""
-    index = KeyIndex.open(
-        tmp_path, settings=IndexSettings(slots=2, entries=4), clock=StandingClock()
-    )
+    index = KeyIndex.open(tmp_path, settings=IndexSettings(slots=2, entries=4), clock=HandClock())
 
     # The hash of T#a is 84 times 961 and 35 times 31 and 97: 81906, slot 0. Those of T#b and
     # T#c follow.
@@ -148,21 +134,9 @@ def test_a_file_has_exactly_the_bytes_that_apache_would_write(tmp_path):
     assert file.read_bytes() == header + slots + nothing + first + second + third
 
 
-def test_the_default_file_has_apaches_size_and_takes_no_space_before_it_is_filled(tmp_path):
-    index = KeyIndex.open(tmp_path)
-
-    append(index, numbered(0, 1))
-    flush(index)
-
-    (file,) = tmp_path.iterdir()
-    assert file.stat().st_size == 420_000_040
-    assert file.stat().st_blocks * 512 < 1 << 20
-    close(index)
-
-
 def test_a_file_is_named_after_the_local_time_of_its_creation(tmp_path, local_time):
     local_time("Asia/Shanghai")
-    clock = StandingClock(1_700_000_000.123)  # 2023-11-14 22:13:20.123 in Greenwich
+    clock = HandClock(1_700_000_000.123)  # 2023-11-14 22:13:20.123 in Greenwich
 
     index = KeyIndex.open(tmp_path, settings=TINY, clock=clock)
     append(index, numbered(0, 1))
@@ -239,19 +213,6 @@ def test_the_time_window_counts_in_whole_seconds_since_the_file_began(tmp_path):
     close(index)
 
 
-def test_a_window_of_time_spans_files(tmp_path):
-    index = open_tiny(tmp_path)
-    # A second apart; 11 keys fill a file.
-    puts = [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(40)]
-    append(index, puts)
-
-    found = lookup(index, "k", begin_ms=START + 5000, end_ms=START + 30_000)
-
-    assert len(index_names(tmp_path)) == 4
-    assert found == [n * 10 for n in range(30, 4, -1)]
-    close(index)
-
-
 class CountingFiles(DiskFiles):
     """Counts what is read."""
 
@@ -262,28 +223,9 @@ class CountingFiles(DiskFiles):
         return super().pread(fd, size, at)
 
 
-def test_a_walk_along_a_chain_can_be_interrupted_at_every_read(tmp_path):
-    files = CountingFiles()
-    settings = IndexSettings(slots=3, entries=2000)
-    index = KeyIndex.open(tmp_path, settings=settings, files=files, clock=StandingClock())
-    append(index, [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(1500)])
-    files.reads = 0
-
-    found, reads = [], []
-    for offset in index.candidates("T", "k", START, START + 1000):
-        if offset is None:
-            reads.append(files.reads)
-        else:
-            found.append(offset)
-
-    assert found == [10, 0]
-    assert reads == list(range(8))
-    close(index)
-
-
 def test_a_file_that_begins_after_the_time_asked_for_is_not_read(tmp_path):
     files = CountingFiles()
-    index = KeyIndex.open(tmp_path, settings=TINY, files=files, clock=StandingClock())
+    index = KeyIndex.open(tmp_path, settings=TINY, files=files, clock=HandClock())
     append(index, [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(40)])
     files.reads = 0
 
@@ -295,21 +237,6 @@ def test_a_file_that_begins_after_the_time_asked_for_is_not_read(tmp_path):
     assert (before, unread) == ([], 0)
     assert oldest == [50, 40, 30, 20, 10, 0]
     assert files.reads == 2  # the oldest one's slot and its entries
-    close(index)
-
-
-def test_a_walk_ends_at_files_that_were_deleted_meanwhile(tmp_path):
-    index = open_tiny(tmp_path)
-    append(index, [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(40)])
-    walk = (offset for offset in index.candidates("T", "k", 0, 2**63 - 1) if offset is not None)
-    found = [next(walk) for _ in range(3)]
-
-    index.delete_below(220)
-    append(index, [Put(1000, START + 90_000, "T", None, "k")])
-    found += walk
-
-    assert len(index_names(tmp_path)) == 2
-    assert found == [n * 10 for n in range(39, 21, -1)]
     close(index)
 
 
@@ -352,33 +279,6 @@ def test_garbage_between_the_header_and_the_last_entry_never_hurts(tmp_path_fact
 
 
 # ---- filling, rolling, deleting
-
-
-def test_a_full_file_is_followed_by_another_one_with_a_later_name(tmp_path):
-    index = open_tiny(tmp_path)  # the clock stands still
-
-    append(index, numbered(0, 13))  # 26 entries into files of 11
-
-    names = index_names(tmp_path)
-    assert [int(name) - int(names[0]) for name in names] == [0, 1, 2]
-    assert lookup(index, "u0") == [0]
-    assert lookup(index, "u12") == [1200]
-    close(index)
-
-
-def test_only_files_that_lie_wholly_below_an_offset_are_deleted(tmp_path):
-    index = open_tiny(tmp_path)
-    append(index, [Put(n * 10, START, "T", None, "k") for n in range(30)])  # ends: 100, 210, 290
-    names = index_names(tmp_path)
-
-    assert index.delete_below(100) == 0
-    assert index.delete_below(101) == 1
-    assert index_names(tmp_path) == names[1:]
-    assert lookup(index, "k")[-1] == 110
-    assert index.delete_below(1 << 62) == 1
-    assert index_names(tmp_path) == names[2:]
-    assert index.resume_offset == 290
-    close(index)
 
 
 def test_impossible_shapes_are_refused_by_name():
@@ -438,20 +338,6 @@ def test_an_index_that_goes_beyond_the_end_of_the_log_is_made_again(tmp_path):
     close(index)
 
 
-def test_a_clock_that_was_set_back_does_not_condemn_flushed_files(tmp_path):
-    index = open_tiny(tmp_path)
-    append(index, numbered(0, 6))
-    append(index, [Put(offset, START - 9000, "T", None, "late later") for offset in (600, 700)])
-    safe_until_ms = flush(index)
-    assert len(index_names(tmp_path)) == 2
-    index.abandon()
-
-    index = open_tiny(tmp_path, safe_until_ms=safe_until_ms)
-
-    assert index.resume_offset == 700
-    close(index)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -484,55 +370,14 @@ def test_a_file_that_contradicts_itself_is_dropped_with_all_after_it(tmp_path, d
     close(index)
 
 
-def test_opening_that_fails_leaves_no_file_open(tmp_path):
-    class FailingDisk(DiskFiles):
-        def __init__(self) -> None:
-            self.opened: set[int] = set()
-
-        def open(self, path: Path, *, create: bool = False) -> int:
-            if len(self.opened) == 2:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            fd = super().open(path, create=create)
-            self.opened.add(fd)
-            return fd
-
-        def close(self, fd: int) -> None:
-            super().close(fd)
-            self.opened.remove(fd)
-
-    index = open_tiny(tmp_path)
-    append(index, numbered(0, 14))
-    close(index)
-    disk = FailingDisk()
-
-    with pytest.raises(OSError, match="Too many open files"):
-        KeyIndex.open(tmp_path, settings=TINY, files=disk)
-
-    assert disk.opened == set()
-    assert len(index_names(tmp_path)) == 3
-
-
-def test_files_that_are_not_of_the_index_are_left_alone(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "2023111422132000x").write_text("mine")
-
-    index = open_tiny(tmp_path)
-    append(index, numbered(0, 1))
-    close(index)
-
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert (tmp_path / "2023111422132000x").read_text() == "mine"
-
-
 # ---- a disk that refuses
 
 
 class StubbornDisk(DiskFiles):
-    """Lets so many bytes be written, then says that the disk is full; counts what is synced."""
+    """Lets so many bytes be written, then says that the disk is full."""
 
     def __init__(self, allowed: int = 1 << 40) -> None:
         self.allowed = allowed
-        self.sync_fails = False
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> int:
         taken = min(len(data), self.allowed)
@@ -541,16 +386,11 @@ class StubbornDisk(DiskFiles):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().pwrite(fd, memoryview(data)[:taken], at)
 
-    def sync(self, fd: int) -> None:
-        if self.sync_fails:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().sync(fd)
-
 
 @pytest.mark.parametrize("allowed", [0, 1, 39, 40, 41, 150, 250, 300, 350])
 def test_a_full_disk_is_an_error_and_what_was_refused_can_be_given_again(tmp_path, allowed):
     disk = StubbornDisk()
-    index = KeyIndex.open(tmp_path, settings=TINY, files=disk, clock=StandingClock())
+    index = KeyIndex.open(tmp_path, settings=TINY, files=disk, clock=HandClock())
     append(index, numbered(0, 4))
 
     disk.allowed = allowed
@@ -566,27 +406,9 @@ def test_a_full_disk_is_an_error_and_what_was_refused_can_be_given_again(tmp_pat
     close(index)
 
 
-def test_a_flush_that_failed_counts_for_nothing_and_can_be_repeated(tmp_path):
-    disk = StubbornDisk()
-    index = KeyIndex.open(tmp_path, settings=TINY, files=disk, clock=StandingClock())
-    append(index, numbered(0, 3))
-    disk.sync_fails = True
-
-    with pytest.raises(OSError, match="Input/output error"):
-        flush(index)
-
-    assert index.durable_until_ms == 0
-    disk.sync_fails = False
-    assert flush(index) == START + 200
-    index.abandon()
-    index = open_tiny(tmp_path, safe_until_ms=START + 200)
-    assert lookup(index, "k") == [200, 100, 0]
-    close(index)
-
-
 def test_a_flush_that_breaks_off_leaves_a_file_that_is_not_trusted(tmp_path):
     disk = StubbornDisk()
-    index = KeyIndex.open(tmp_path, settings=TINY, files=disk, clock=StandingClock())
+    index = KeyIndex.open(tmp_path, settings=TINY, files=disk, clock=HandClock())
     append(index, numbered(0, 2))
     flush(index)
     append(index, numbered(2, 2))
@@ -638,7 +460,7 @@ class IndexLife(RuleBasedStateMachine):
     def begin(self, slots: int, entries: int) -> None:
         self.temporary = tempfile.TemporaryDirectory()
         self.shape = IndexSettings(slots=slots, entries=entries)
-        self.clock = StandingClock()
+        self.clock = HandClock()
         self.model = Model()
         self.log_end = 0
         self.deleted_below = 0
@@ -661,8 +483,8 @@ class IndexLife(RuleBasedStateMachine):
     def put(self, rows: list[tuple[str, str | None, str | None]]) -> None:
         puts = []
         for topic, unique_key, keys in rows:
-            self.clock.seconds += 0.3
-            store_ms = int(self.clock.seconds * 1000)
+            self.clock.advance(0.3)
+            store_ms = int(self.clock.now() * 1000)
             puts.append(Put(self.log_end, store_ms, topic, unique_key, keys))
             self.log_end += 100
         append(self.index, puts)
@@ -736,14 +558,6 @@ def test_pieces_may_overlap_and_come_in_any_order(text, data):
     hashes = hash_pieces(units, starts, ends).view(np.int32).tolist()
 
     assert hashes == [java_hash(text[start:end]) for start, end in pieces]
-
-
-def test_a_long_text_is_hashed_beyond_the_first_table_of_powers():
-    text = b"0123456789abcdef" * 10_000
-
-    hashes = hash_pieces(np.frombuffer(text, np.uint8), np.array([0]), np.array([len(text)]))
-
-    assert hashes.view(np.int32).tolist() == [java_hash(text.decode())]
 
 
 def test_a_negative_hash_is_made_positive_and_the_smallest_one_zero():
@@ -868,20 +682,6 @@ def test_a_chunk_of_the_log_gives_the_keys_that_reading_each_record_gives(messag
         for message, start in zip(messages, starts, strict=True)
         for hashed in message.expected_hashes()
     ]
-
-
-def test_more_properties_than_one_block_holds_keep_their_order():
-    filler = "x" * 30_000
-    messages = [
-        Written("T", f"KEYS\x01k{n}\x02f\x01{filler}\x02".encode(), b"", n + 1, 0, V4, V4)
-        for n in range(40)
-    ]
-    chunk, starts = log_of(messages, 0)
-
-    entries = entries_of_log(chunk, starts, 0)
-
-    assert entries.hashes.tolist() == [index_hash("T", f"k{n}") for n in range(40)]
-    assert entries.offsets.tolist() == starts
 
 
 @given(

@@ -12,7 +12,7 @@ import pytest
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreError, StoreLocked
 from orbitmq.store.store import Store
-from tests.support.store import SMALL, FailingFiles, bodies, put
+from tests.support.store import SMALL, FailingFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,17 +56,6 @@ def test_another_process_cannot_open_it_either_and_is_told_who_has_it(tmp_path):
     store = Store(tmp_path / "store")
     assert not store.recovery.was_clean
     store.close()
-
-
-def test_several_stores_live_in_one_process(open_store, tmp_path):
-    stores = [open_store(root=tmp_path / name, background=True) for name in ("a", "b", "c")]
-    for store in stores:
-        put(store, "T", 0, store.root.name.encode())
-        store.write()
-
-    assert [bodies(store, "T", 0) for store in stores] == [[b"a"], [b"b"], [b"c"]]
-    for store in stores:
-        store.close()
 
 
 def test_a_folder_that_cannot_be_made_is_refused_clearly(tmp_path):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from orbitmq.message.record import MAGIC_V1, MAGIC_V2
 from orbitmq.store.mirror import MirrorRefused
 from orbitmq.store.queues import SCHEDULE_TOPIC
-from orbitmq.store.settings import DiskFull, FlushPolicy, StoreSettings, WriteRefused
+from orbitmq.store.settings import DiskFull, StoreSettings, WriteRefused
 from orbitmq.store.store import Store
 from orbitmq.store.verify import find_last_record
-from tests.support.store import SMALL, FailingFiles, HandClock, QuickFiles, bodies, put, with_policy
+from tests.support.store import SMALL, FailingFiles, HandClock, QuickFiles, bodies, put
 
 ROOMY = replace(SMALL, file_size=1 << 20)
 
@@ -262,20 +262,6 @@ def test_bytes_that_do_not_continue_the_log_are_refused(pair, offset, change):
     pair.assert_same()
 
 
-def test_records_before_a_bad_one_are_kept(pair):
-    fill(pair.master, 3)
-    data = pair.log_bytes(0, pair.master.mirroring.end)
-
-    with pytest.raises(MirrorRefused):
-        pair.slave.mirroring.append_raw(0, data + b"garbage!" * 4)
-    pair.slave.mirroring.forget_rest()
-
-    pair.assert_same()
-    fill(pair.master, 3)
-    pair.copy()
-    pair.assert_same()
-
-
 def test_a_slave_with_files_of_another_size_refuses(pair):
     pair.slave.abandon()
     pair.open_slave(replace(SMALL, file_size=4096))
@@ -308,20 +294,6 @@ def test_nobody_else_adds_to_a_log_that_follows(pair):
         put(pair.slave, "T", 0, b"mine")
 
     pair.assert_same()
-
-
-def test_a_master_that_flushes_first_sends_only_what_is_flushed(tmp_path):
-    pair = Pair(tmp_path, with_policy(SMALL, FlushPolicy.SYNC))
-    fill(pair.master, 3)
-
-    before = pair.master.mirroring.end
-    pair.master.tick()
-
-    assert before == 0
-    assert pair.master.mirroring.end == pair.master.statistics().log_end > 0
-    pair.copy()
-    pair.assert_same()
-    pair.close()
 
 
 # Topics that are deleted on the master.
@@ -362,20 +334,6 @@ def test_a_crash_does_not_bring_back_what_was_deleted_on_the_master(pair):
     assert queues_of(pair.slave, "T") == set()
     # What comes now may be of a topic that was made again.
     assert pair.slave.deleted_below("T") == end
-
-
-def test_messages_beyond_a_deletion_are_not_deleted(pair):
-    fill(pair.master, 12)
-    deleted_at = pair.master.mirroring.end
-    pair.master.delete_topic("T")
-    put(pair.master, "T", 0, b"of the new topic")
-    pair.master.write()
-    pair.copy()
-
-    assert not pair.slave.delete_topic_below("T", deleted_at)
-
-    assert bodies(pair.slave, "T", 0) == [b"of the new topic"]
-    assert pair.slave.deleted_below("T") == 0
 
 
 MAGICS = [magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2)]
@@ -431,17 +389,6 @@ def test_the_last_record_is_found_whatever_lies_in_the_log(
         store.abandon()
 
 
-def test_a_record_that_lies_in_a_body_is_not_the_last_one(store):
-    put(store, "T", 0, b"first", {"TAGS": "A"})
-    store.write()
-    record = log_of(store, 0, store.mirroring.end)
-
-    place, _ = put(store, "T", 0, record * 5)
-    store.write()
-
-    assert store.mirroring.last_record == place
-
-
 def test_the_search_goes_on_behind_what_it_looks_at_at_a_time(tmp_path):
     store = open_store(tmp_path, file_size=4 << 20)
     put(store, "T", 0, b"first")
@@ -467,10 +414,6 @@ def test_a_damaged_record_is_the_last_one_all_the_same(store):
     assert by_magic == 0
     assert find_last_record(memoryview(data), 8192) is None
     assert find_last_record(memoryview(b""), 0) is None
-
-
-def test_an_empty_log_has_nothing_to_compare(store):
-    assert store.mirroring.last_record == store.mirroring.written == 0
 
 
 def test_what_is_here_already_is_compared_and_the_rest_is_given_back(store):

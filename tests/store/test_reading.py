@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from orbitmq.filter.sql import compile_sql
 from orbitmq.filter.tags import Properties, TagFilter, parse_tags
-from orbitmq.store import read as reading
 from orbitmq.store.read import ReadStatus
 from orbitmq.store.settings import ReadSettings, WriteFailed
 from orbitmq.store.store import Store
@@ -64,23 +63,6 @@ def test_what_lies_side_by_side_in_a_long_answer_is_one_piece(open_store, runs, 
 # ---- the table of statuses
 
 
-@pytest.mark.parametrize(
-    ("offset", "status", "next_offset"),
-    [
-        (-1, ReadStatus.OFFSET_TOO_SMALL, 0),
-        (0, ReadStatus.FOUND, 5),
-        (4, ReadStatus.FOUND, 5),
-        (5, ReadStatus.OFFSET_OVERFLOW_ONE, 5),
-        (6, ReadStatus.OFFSET_OVERFLOW_BADLY, 5),
-    ],
-)
-def test_the_offset_decides_the_status(open_store, offset, status, next_offset):
-    result = filled(open_store(), 5).read("T", 0, offset)
-
-    assert (result.status, result.next_offset) == (status, next_offset)
-    assert (result.min_offset, result.max_offset) == (0, 5)
-
-
 def test_an_offset_below_the_first_kept_message_is_corrected(open_store):
     store = open_store(
         replace(SMALL, retention=replace(SMALL.retention, max_bytes=10_000, full_ratio=1.0))
@@ -109,18 +91,6 @@ def test_a_missing_queue_file_leads_to_the_next_one(open_store):
     assert (result.status, result.next_offset) == (ReadStatus.OFFSET_FOUND_NULL, 64)
 
 
-@pytest.mark.parametrize(
-    ("count", "asked", "next_offset"), [(30, 32, 30), (1000, 32, 803), (1000, 900, 903)]
-)
-def test_nothing_that_matches_is_told_with_the_offset_after_the_last_look(
-    open_store, count, asked, next_offset
-):
-    result = filled(open_store(LARGE), count).read("T", 0, 3, asked, parse_tags("B"))
-
-    assert (result.status, result.count) == (ReadStatus.NO_MATCHED_MESSAGE, 0)
-    assert result.next_offset == next_offset
-
-
 # ---- limits
 
 
@@ -130,73 +100,6 @@ def test_only_one_queue_file_is_read(open_store):
     result = store.read("T", 0, 20)
 
     assert (result.count, result.next_offset) == (12, 32)
-
-
-@pytest.mark.parametrize(
-    ("asked", "size", "count"),
-    [(5, 10, 5), (100, 10, 32), (32, 20_000, 13), (32, 300_000, 1), (0, 10, 1)],
-)
-def test_an_answer_from_memory_is_limited_by_count_and_bytes(open_store, asked, size, count):
-    store = filled(open_store(LARGE), 40 if size < 1000 else 20, size)
-
-    result = store.read("T", 0, 0, asked)
-
-    assert (result.count, result.next_offset) == (count, count)
-    assert sum(map(len, result.pieces)) == result.size
-
-
-@pytest.mark.parametrize(("size", "count"), [(10, 8), (20_000, 3), (100_000, 1)])
-def test_an_answer_from_the_disk_is_limited_more(open_store, size, count):
-    store = filled(open_store(replace(LARGE, read=ReadSettings(memory_distance=0))), 20, size)
-
-    result = store.read("T", 0, 0, 32)
-
-    assert (result.count, result.suggest_replica) == (count, True)
-
-
-def test_the_asker_may_limit_the_bytes(open_store):
-    store = filled(open_store(LARGE), 10, 1000)
-
-    assert store.read("T", 0, 0, 32, None, 3500).count == 3
-    assert store.read("T", 0, 0, 32, None, 1).count == 1
-
-
-def test_a_sql_filter_looks_at_the_properties(open_store):
-    store = open_store(LARGE)
-    for number in range(50):
-        put(store, "T", 0, b"%d" % number, {"n": str(number)})
-    store.write()
-
-    result = store.read("T", 0, 0, 32, compile_sql("n >= 10 AND n < 20"))
-
-    assert [message.body for message in messages_of(result)] == [b"%d" % n for n in range(10, 20)]
-    assert result.next_offset == 50
-
-
-def test_what_comes_from_the_disk_is_checked_and_damage_is_named(open_store):
-    store = filled(open_store(), 5, 50)
-    place = messages_of(store.read("T", 0, 2, 1))[0].physical_offset
-    store.close()
-    log_file = store.root / "commitlog" / f"{0:020d}"
-    data = bytearray(log_file.read_bytes())
-    data[place + 95] ^= 0x40
-    log_file.write_bytes(data)
-
-    store = open_store()
-    result = store.read("T", 0, 0)
-
-    assert result.damaged == (2,)
-    assert [message.queue_offset for message in messages_of(result)] == [0, 1, 3, 4]
-    assert [each.queue_offset for each in messages_of(store.read("T", 0, 2, 1))] == [3]
-
-
-def test_reading_does_not_copy(open_store):
-    store = filled(open_store(LARGE), 3)
-
-    piece = store.read("T", 0, 0).pieces[0]
-
-    assert piece.readonly
-    assert type(piece.obj).__name__ == "mmap"
 
 
 # ---- the fast way and the rule
@@ -313,14 +216,6 @@ def test_running_out_of_descriptors_refuses_writes_and_reads_go_on(open_store, c
     store.write()
 
 
-def test_a_sql_filter_looks_at_800_entries_however_many_messages_are_asked_for(open_store):
-    store = filled(open_store(LARGE), 1000)
-
-    result = store.read("T", 0, 10, 2**31 - 1, compile_sql("n = 1"))
-
-    assert (result.next_offset, result.judged) == (810, 800)
-
-
 @pytest.mark.parametrize("distance", [0, 10_000, 2**40])
 @pytest.mark.parametrize("text", ["n >= 0", "n = 3", "n = 1 OR n = 2", "n = 99"])
 def test_a_read_in_parts_ends_with_what_one_in_one_go_gives(open_store, distance, text):
@@ -342,16 +237,3 @@ def test_a_read_in_parts_ends_with_what_one_in_one_go_gives(open_store, distance
         assert replace(result, pieces=(), judged=0) == replace(whole, pieces=(), judged=0)
         assert max(judged) <= judge
         assert sum(judged) == whole.judged
-
-
-def test_a_part_ends_early_when_much_has_to_be_checked(open_store, monkeypatch):
-    monkeypatch.setattr(reading, "_CHECKED_BYTES", 5000)
-    store = filled(open_store(replace(LARGE, read=ReadSettings(memory_distance=0))), 20, 1000)
-
-    result = store.read("T", 0, 0, 32, compile_sql("n = 1"), judge=64)
-    first = result.next_offset
-    while result.rest is not None:
-        result.rest.go_on(64)
-
-    assert first == 5
-    assert result.next_offset == 20

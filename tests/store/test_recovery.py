@@ -15,7 +15,7 @@ from orbitmq.message.record import RecordFault, RecordRefused
 from orbitmq.message.stored import StoredMessage
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.recovery import Checkpoint, read_checkpoint, write_checkpoint
-from orbitmq.store.settings import DamagedRecord, NoSuchRecord, RetentionSettings, StoreDamaged
+from orbitmq.store.settings import DamagedRecord, NoSuchRecord, StoreDamaged
 from orbitmq.store.store import Store
 from tests.support.store import BORN_HOST, SMALL, HandClock, bodies, lookup, messages_of, put
 from tests.support.tries import shortest_of
@@ -214,29 +214,6 @@ def test_a_lost_page_is_known_though_it_holds_but_the_first_bytes_of_a_size(open
     assert store.recovery.damage == ()
     assert store.recovery.end == lost
     assert places(store) == before
-
-
-@pytest.mark.parametrize("room", [1, 2, 3])
-def test_zeros_that_a_record_begins_with_before_the_end_of_a_page_do_not_excuse_damage(
-    open_store, room
-):
-    store = open_store(LARGE)
-    fill(store, 8)
-    end_before_a_page(store, room)
-    damaged = store.statistics().log_end
-    put(store, "T", 0, b"y" * 100)
-    put(store, "T", 0, b"behind")
-    store.write()
-    before = places(store)
-    store.abandon()
-    with log_files(store.root)[0].open("r+b") as file:
-        file.seek(damaged + 120)
-        file.write(b"?")
-
-    store = open_store(LARGE)
-
-    assert [each.offset for each in store.recovery.damage] == [damaged]
-    assert places(store) == [each for each in before if each.physical_offset != damaged]
 
 
 def test_files_behind_the_end_are_deleted(open_store):
@@ -697,22 +674,6 @@ def test_a_note_of_a_deletion_that_was_cut_short_does_not_count(open_store):
     assert open_store().queues() == []
 
 
-def test_notes_of_deletions_go_with_the_log(open_store):
-    settings = replace(SMALL, retention=RetentionSettings(max_bytes=9000))
-    store = open_store(settings)
-    put(store, "A", 0, b"x")
-    store.delete_topic("A")
-    fill(store, 200)
-    while store.clean().log_files:
-        pass
-    store.abandon()
-
-    store = open_store(settings)
-
-    assert store.statistics().log_start > 0
-    assert not (store.root / "deleted-topics").exists()
-
-
 def test_messages_lost_with_their_files_leave_a_gap_and_no_number_twice(open_store):
     """As after a crash of a broker whose retention went ahead of its queues."""
     store = open_store()
@@ -821,20 +782,6 @@ def test_a_record_that_lost_its_properties_is_cut_and_its_place_used_again(open_
     store.abandon()
     store = open_store(PAGES)
     assert bodies(store, "T", 0) == [b"good", b"new"]
-
-
-def test_a_page_that_was_lost_inside_the_properties_is_known_though_the_next_one_was_kept(
-    open_store,
-):
-    store = open_store(PAGES)
-    torn, edge = put_across_a_page(store, behind=1, pages=3)
-    store.abandon()
-    lose_properties(store.root, edge)
-
-    store = open_store(PAGES)
-
-    assert (store.recovery.end, store.recovery.damage) == (torn, ())
-    assert bodies(store, "T", 0) == [b"good"]
 
 
 def flush(store: Store, clock: HandClock) -> None:

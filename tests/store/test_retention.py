@@ -101,16 +101,6 @@ def test_queue_and_index_files_follow(open_store):
     assert bodies(after, "T", 0)
 
 
-def test_the_last_file_is_never_deleted(open_store):
-    store = open_store(with_retention(SMALL, any_hour(keep=0.0)))
-    fill(store)
-    for _ in range(10):
-        store.clean()
-
-    assert store.statistics().log_files == 1
-    assert put(store, "T", 0, b"goes on")[1] == 100
-
-
 def test_nothing_goes_that_the_queues_do_not_have_on_the_disk(open_store):
     settings = with_retention(SMALL, any_hour(max_bytes=16384))
     store = open_store(settings)

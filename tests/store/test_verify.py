@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.message.properties import decode_properties
 from orbitmq.message.record import RecordFault, RecordRefused, check_record, tag_code
 from orbitmq.message.stored import StoredMessage, decode_message
 from orbitmq.store.verify import (
@@ -269,15 +268,6 @@ def test_whatever_pages_are_lost_the_log_ends_before_the_first_record_that_lacks
     assert end == first_changed(data, torn, ends)
 
 
-def test_what_was_flushed_is_not_taken_for_torn():
-    size = len(StoredMessage.build(**SHAPES["usual"]).encode())
-    data, ends = place([SHAPES["usual"]], 2 * PAGE - size + 5)
-    torn = lose(data, 2 * PAGE, 0)
-
-    assert walk(torn, ends[0]) == ends[0]
-    assert walk(torn, ends[1]) == ends[1]
-
-
 def test_only_doubtful_records_are_looked_at_whatever_lies_around_them():
     size = len(StoredMessage.build(**SHAPES["usual"]).encode())
     data, _ = place([SHAPES["usual"]] * 2, 2 * PAGE - size + 5)
@@ -287,12 +277,6 @@ def test_only_doubtful_records_are_looked_at_whatever_lies_around_them():
 
     assert first_torn(torn, records, np.array([True, False, True])) is None
     assert first_torn(torn, records, np.array([False, True, False])) == 1
-
-
-def test_properties_with_zeros_get_their_last_separator_and_mean_the_same():
-    assert distinct(b"k\x01a\0b\x02") == b"k\x01a\0b\x02"
-    assert distinct(b"k\x01a\0") == b"k\x01a\0\x02"
-    assert decode_properties(distinct(b"k\x01a\0")) == decode_properties(b"k\x01a\0")
 
 
 def test_properties_with_a_page_of_zeros_are_refused():
