@@ -14,14 +14,12 @@ from orbitmq.broker.settings import SETTINGS
 from orbitmq.broker.timers import TimerFile
 from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies import (
-    ConsumerConnection,
     CreateGroupList,
     CreateTopicList,
     DelayOffsets,
     GroupForbidden,
     GroupList,
     KVTable,
-    MessageModel,
     ProducerConnection,
     ProducerTable,
     QuerySubscription,
@@ -458,19 +456,6 @@ async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(cli
 
 
 CONSUMERS = RequestCode.GET_CONSUMER_CONNECTION_LIST
-
-
-async def test_the_members_of_a_group_and_its_subscription_are_shown(client):
-    await client.heartbeat("me", subscription("orders", "red || blue"))
-
-    shown = await told(
-        client, ConsumerConnection, CONSUMERS, GetConsumerConnectionRequest(consumer_group=GROUP)
-    )
-
-    assert [each.client_id for each in shown.connection_set] == ["me"]
-    assert shown.connection_set[0].client_addr == str(client.connection.local)
-    assert shown.message_model is MessageModel.CLUSTERING
-    assert shown.subscription_table["orders"].sub_string == "red || blue"
 
 
 async def test_groups_that_are_not_there_are_refused(client):

@@ -51,22 +51,6 @@ async def consume_stats(
     return await told(client, bodies.ConsumeStats, RequestCode.GET_CONSUME_STATS, header)
 
 
-async def test_the_bounds_of_every_queue_of_a_topic_are_told(client):
-    stats = await told(
-        client,
-        bodies.TopicStats,
-        RequestCode.GET_TOPIC_STATS_INFO,
-        headers.TopicRequest(topic="orders"),
-    )
-
-    assert len(stats.offset_table) == 4
-    assert stats.offset_table[queue("orders", 0)] == bodies.QueueBounds(
-        min_offset=0, max_offset=5, last_update_timestamp=millis(4)
-    )
-    assert stats.offset_table[queue("orders", 3)] == bodies.QueueBounds()
-    assert stats.topic_put_tps == 1.0
-
-
 async def test_the_progress_of_a_group_is_told_in_messages_and_in_time(client):
     await client.pull("orders", max_msg_nums=4)
     await client.report("orders", 2)

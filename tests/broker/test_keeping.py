@@ -144,22 +144,6 @@ async def test_a_topic_that_is_made_again_is_consumed_from_its_beginning_after_a
     assert await delivered(client, "orders") == new
 
 
-async def test_progress_of_a_deleted_group_is_off_the_disk_when_the_deletion_is_answered(
-    start_broker, open_client, tmp_path
-):
-    broker = await start_broker(progress=NEVER)
-    client = await open_client(broker)
-    await send(client, "orders", 5, b"old")
-    await consume_all(client, "orders")
-    await broker.parts.progress_saved()
-    assert f"orders@{GROUP}" in progress_file(tmp_path / "broker")
-
-    answer = await delete_group(client)
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert progress_file(tmp_path / "broker") == {}
-
-
 class FullDisk(DiskFiles):
     """A disk that takes no configuration while it is full."""
 

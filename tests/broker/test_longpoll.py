@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.groups import Peer
-from orbitmq.broker.longpoll import AT_ONCE, HeldPull, HeldPulls, Kept, WaitingTable
+from orbitmq.broker.longpoll import HeldPull, HeldPulls, Kept, WaitingTable
 from orbitmq.broker.scheduler import Pacing
 from orbitmq.broker.settings import PullSettings
 from orbitmq.broker.writes import Draft
@@ -602,24 +602,6 @@ class Table:
     def finish(self) -> None:
         while self.loop.step():
             pass
-
-
-def test_a_step_judges_a_slice_of_many_held_pulls_and_ends_by_the_clock():
-    table = Table()
-    table.hold(5000, tags="other")
-    few = table.hold(3, queue=1)
-
-    table.holding.arrived(arrivals_of((0, 0, "a"), (1, 0, "a")))
-    at_once = list(table.woken)
-    judged = [0]
-    while table.loop.step():
-        judged.append(sum(pull.offset == 1 for pull in table.holding.table.of_queue("T", 0)))
-
-    # Pulls of another queue do not wait behind them.
-    assert at_once == table.woken == few
-    assert judged[-1] == 5000
-    # Looks at the clock, a thousandth of a second each, with 16 in between.
-    assert max(then - now for now, then in itertools.pairwise(judged)) <= AT_ONCE + 16 * 6
 
 
 @pytest.mark.parametrize("others", [1, 400])

@@ -56,12 +56,6 @@ def groups_told(client: RawClient) -> list[str]:
     return [notice.ext_fields["consumerGroup"] for notice in client.notices]
 
 
-async def raw_heartbeat(client: RawClient, body: Any) -> Command:
-    return await client.connection.request(
-        RequestCode.HEART_BEAT, body=json.dumps(body).encode() + b"\n"
-    )
-
-
 # Coming.
 
 
@@ -80,13 +74,6 @@ async def test_a_heartbeat_makes_members_and_says_what_is_understood(broker, cli
     assert GROUP in broker.parts.groups
     assert retry is not None
     assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm) == (1, 1, 6)
-
-
-async def test_a_heartbeat_that_cannot_be_read_is_refused(client):
-    answer = await raw_heartbeat(client, ["not", "an", "object"])
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "HeartbeatData" in (answer.remark or "")
 
 
 async def test_short_heartbeats_are_asked_for_the_subscription_when_it_is_not_known(client):

@@ -81,16 +81,6 @@ async def test_a_route_is_what_apache_writes_to_the_byte(peer):
     assert asking.body == new.body
 
 
-async def test_an_unknown_topic_is_answered_with_17_and_its_name(peer):
-    answer = await peer.ask(route_request("nowhere"))
-
-    assert answer.code == 17
-    assert (answer.remark or "").startswith(
-        "No topic route info in name server for the topic: nowhere\nSee "
-    )
-    assert answer.body == b""
-
-
 async def test_a_slave_is_told_its_master(peer):
     master = await peer.ask(registration(TOPICS))
     slave = await peer.ask(registration(TOPICS, broker_id=1, address="127.0.0.1:20911"))

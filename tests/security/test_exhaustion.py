@@ -9,35 +9,22 @@ import asyncio
 
 import pytest
 
-from orbitmq.broker.broker import Broker
 from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import ResponseCode
-from tests.support.broker import RawClient, bodies_in, small_settings
+from tests.support.broker import RawClient, bodies_in
 
 #: Nobody who behaves waits longer, however slow the machine is.
 DEADLINE = 60.0
 
 
 @pytest.fixture
-async def broker(tmp_path):
-    broker = Broker(small_settings(tmp_path))
-    await broker.start()
-    yield broker
-    await broker.stop(grace=0)
+async def greedy(broker, open_client):
+    return await open_client(broker)
 
 
 @pytest.fixture
-async def greedy(broker):
-    client = await RawClient.open(broker)
-    yield client
-    await client.close()
-
-
-@pytest.fixture
-async def modest(broker):
-    client = await RawClient.open(broker)
-    yield client
-    await client.close()
+async def modest(broker, open_client):
+    return await open_client(broker)
 
 
 async def assert_served(client: RawClient) -> None:
@@ -48,7 +35,7 @@ async def assert_served(client: RawClient) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_topics_made_by_one_client_do_not_keep_others_waiting(broker, greedy, modest):
+async def test_topics_made_by_one_client_do_not_keep_others_waiting(greedy, modest):
     async def make(first):
         for number in range(first, 600, 20):
             await greedy.send(f"topic-{number}")
@@ -63,7 +50,7 @@ async def test_topics_made_by_one_client_do_not_keep_others_waiting(broker, gree
 
 
 @pytest.mark.timeout(300)
-async def test_questions_that_cost_much_are_bounded(broker, greedy, modest):
+async def test_questions_that_cost_much_are_bounded(greedy, modest):
     for text in (
         "a > 0 AND " * 20_000 + "a > 0",
         "(" * 50_000,

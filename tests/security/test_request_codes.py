@@ -18,14 +18,12 @@ from orbitmq.broker.handlers.membership import handlers_of
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.channels import connect
-from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command, Credentials, sign
 from tests.support.access import account, listed
-from tests.support.broker import small_settings
+from tests.support.broker import RawClient
 from tests.support.mutations import ODD_TEXTS
 from tests.support.wire import HEADERS
 
@@ -130,8 +128,8 @@ def all_fields() -> dict[str, str]:
     } | SHORT
 
 
-async def ask(connection: Connection, code: int, extra: Mapping[str, str], body: bytes) -> Command:
-    return await connection.request(code, None, body=body, extra=extra, timeout=30)
+async def ask(client: RawClient, code: int, extra: Mapping[str, str], body: bytes) -> Command:
+    return await client.connection.request(code, None, body=body, extra=extra, timeout=30)
 
 
 def signed_by(credentials: Credentials | None) -> Callable[[Command], Command] | None:
@@ -139,15 +137,11 @@ def signed_by(credentials: Credentials | None) -> Callable[[Command], Command] |
 
 
 @pytest.fixture
-async def broker(tmp_path):
+async def broker(start_broker, tmp_path):
     """One that asks for credentials."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
-    settings = small_settings(tmp_path / "store", access=AccessSettings(accounts=accounts))
-    broker = Broker(settings)
-    await broker.start()
-    yield broker
-    await broker.stop(grace=0)
+    return await start_broker(access=AccessSettings(accounts=accounts))
 
 
 @pytest.fixture
@@ -192,19 +186,17 @@ async def test_every_request_that_a_broker_answers_is_in_the_table(broker):
     ],
 )
 async def test_a_client_without_rights_is_refused_every_request_and_changes_nothing(
-    broker, credentials
+    broker, open_client, credentials
 ):
     before = state_of(broker)
-    connection = await connect(broker.address, prepare=signed_by(credentials))
+    client = await open_client(broker, signed_by(credentials))
     allowed = []
 
     for code, right in BROKER.items():
-        answer = await ask(connection, code, all_fields(), b"")
+        answer = await ask(client, code, all_fields(), b"")
         if answer.code != DENIED and not (credentials is NOBODY and is_own(code, right)):
             allowed.append((code, answer.code, answer.remark))
 
-    connection.close()
-    await connection.wait_closed()
     assert allowed == []
     assert state_of(broker) == before
 
@@ -216,17 +208,17 @@ def is_own(code: Code, right: Right) -> bool:
     return right is Right.OWN or code in nothing_there or code in without_body
 
 
-async def test_an_account_with_all_topics_and_groups_is_still_no_administrator(broker):
+async def test_an_account_with_all_topics_and_groups_is_still_no_administrator(broker, open_client):
     before = state_of(broker)
-    connection = await connect(broker.address, prepare=signed_by(ALMIGHTY))
-    administrator = await connect(broker.address, prepare=signed_by(ADMIN))
+    client = await open_client(broker, signed_by(ALMIGHTY))
+    administrator = await open_client(broker, signed_by(ADMIN))
     allowed, refused = [], []
 
     for code, right in BROKER.items():
         if right is not Right.ADMIN:
             continue
         for body in (b"", b"{}"):
-            answer = await ask(connection, code, all_fields(), body)
+            answer = await ask(client, code, all_fields(), body)
             if answer.code != DENIED:
                 allowed.append((code, answer.code, answer.remark))
     assert state_of(broker) == before
@@ -235,20 +227,15 @@ async def test_an_account_with_all_topics_and_groups_is_still_no_administrator(b
         if answer.code != ResponseCode.SUCCESS:
             refused.append(code)
 
-    for each in (connection, administrator):
-        each.close()
-        await each.wait_closed()
     assert allowed == []
     assert refused == []
 
 
-async def test_an_unknown_code_is_refused_before_anything_else(broker):
-    connection = await connect(broker.address, prepare=signed_by(ALMIGHTY))
+async def test_an_unknown_code_is_refused_before_anything_else(broker, open_client):
+    client = await open_client(broker, signed_by(ALMIGHTY))
 
-    answers = [await ask(connection, code, {}, b"") for code in (0, 9, 9999, 2**31 - 1)]
+    answers = [await ask(client, code, {}, b"") for code in (0, 9, 9999, 2**31 - 1)]
 
-    connection.close()
-    await connection.wait_closed()
     assert {answer.code for answer in answers} == {DENIED}
 
 
@@ -256,21 +243,21 @@ def test_every_request_that_a_name_server_answers_is_in_the_table(name_server):
     assert {Code(code) for code in name_server.service.handlers} == set(NAME_SERVER)
 
 
-async def test_looking_changes_nothing_at_a_name_server_whatever_is_asked(name_server, tmp_path):
+async def test_looking_changes_nothing_at_a_name_server_whatever_is_asked(
+    name_server, open_client, tmp_path
+):
     service = name_server.service
     before = (service.routes.clusters(), service.settings, names_in(tmp_path))
-    connection = await connect(name_server.address)
+    client = await open_client(name_server)
 
     for code, changes in NAME_SERVER.items():
         if changes:
             continue
         for text in ("orders", *ODD_TEXTS[:12]):
             extra = dict.fromkeys(all_fields(), text)
-            answer = await ask(connection, code, extra, text.encode("utf-8", "surrogatepass"))
+            answer = await ask(client, code, extra, text.encode("utf-8", "surrogatepass"))
             assert answer.opaque
 
-    connection.close()
-    await connection.wait_closed()
     assert (service.routes.clusters(), service.settings, names_in(tmp_path)) == before
 
 
@@ -278,16 +265,12 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def test_no_request_moves_the_files_of_a_name_server(name_server, tmp_path):
+async def test_no_request_moves_the_files_of_a_name_server(name_server, open_client, tmp_path):
     home = name_server.service.settings.home
-    connection = await connect(name_server.address)
+    client = await open_client(name_server)
 
     for setting in ("configStorePath", "kvConfigPath", "rocketmqHome", "configBlackList"):
-        answer = await ask(
-            connection, Code.UPDATE_NAMESRV_CONFIG, {}, f"{setting}=/elsewhere".encode()
-        )
+        answer = await ask(client, Code.UPDATE_NAMESRV_CONFIG, {}, f"{setting}=/elsewhere".encode())
         assert answer.code != ResponseCode.SUCCESS, setting
 
-    connection.close()
-    await connection.wait_closed()
     assert name_server.service.settings.home == home

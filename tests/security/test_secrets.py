@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import AccessSettings, HttpSettings, OutwardSettings
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.routes import Queue
@@ -18,10 +17,9 @@ from orbitmq.client.settings import ClientSettings
 from orbitmq.console import app
 from orbitmq.console.app import VIEWS
 from orbitmq.console.settings import ConsoleSettings
-from orbitmq.remoting.channels import connect
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode as Code
-from orbitmq.wire.command import Credentials, sign
+from orbitmq.wire.command import Credentials
 from tests.security.test_request_codes import BROKER, Right, all_fields, signed_by
 from tests.support.access import account, listed
 from tests.support.broker import small_settings
@@ -48,32 +46,25 @@ HARMLESS = [
 
 
 @pytest.fixture
-async def broker(tmp_path):
+async def broker(start_broker, tmp_path):
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
-    settings = small_settings(
-        tmp_path / "store",
+    return await start_broker(
         access=AccessSettings(accounts=accounts),
         outward=OutwardSettings(access_key="slave-key", secret_key=OUTWARD),
         http=HttpSettings(port=0),
     )
-    broker = Broker(settings)
-    await broker.start()
-    yield broker
-    await broker.stop(grace=0)
 
 
-async def test_a_broker_shows_no_secret_to_anybody_by_any_request(broker, caplog):
+async def test_a_broker_shows_no_secret_to_anybody_by_any_request(broker, open_client, caplog):
     caplog.set_level(logging.DEBUG)
     said = []
 
     for credentials in (ADMIN, OTHER, Credentials(access_key="admin-key", secret_key=f"{MARK}?")):
-        connection = await connect(broker.address, prepare=signed_by(credentials))
+        client = await open_client(broker, signed_by(credentials))
         for code in HARMLESS:
-            answer = await connection.request(code, None, extra=all_fields(), timeout=30)
+            answer = await client.connection.request(code, None, extra=all_fields(), timeout=30)
             said.append(f"{answer.remark}{dict(answer.ext_fields)}{bytes(answer.body)!r}")
-        connection.close()
-        await connection.wait_closed()
 
     assert any("brokerName" in each for each in said), "the configuration has to be among them"
     assert [each for each in said if MARK in each] == []
@@ -81,18 +72,18 @@ async def test_a_broker_shows_no_secret_to_anybody_by_any_request(broker, caplog
     assert MARK not in logged
 
 
-async def test_a_changed_setting_with_a_secret_is_neither_shown_nor_logged(broker, caplog):
+async def test_a_changed_setting_with_a_secret_is_neither_shown_nor_logged(
+    broker, open_client, caplog
+):
     caplog.set_level(logging.DEBUG)
-    connection = await connect(broker.address, prepare=lambda each: sign(each, ADMIN))
+    client = await open_client(broker, signed_by(ADMIN))
     text = f"secretKey={MARK}-new\naclSecretKey={MARK}-new\noutward.secret_key={MARK}-new\n"
 
-    changed = await connection.request(
+    changed = await client.connection.request(
         Code.UPDATE_BROKER_CONFIG, None, body=text.encode(), timeout=30
     )
-    shown = await connection.request(Code.GET_BROKER_CONFIG, timeout=30)
+    shown = await client.connection.request(Code.GET_BROKER_CONFIG, timeout=30)
 
-    connection.close()
-    await connection.wait_closed()
     assert MARK not in bytes(shown.body).decode()
     assert MARK not in (changed.remark or "")
     assert MARK not in caplog.text + repr([record.__dict__ for record in caplog.records])
