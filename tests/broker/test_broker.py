@@ -199,10 +199,6 @@ async def test_a_broker_is_known_to_its_name_servers_with_all_its_topics(start_b
     assert after == [None, None]
 
 
-def broker_address_of(found: TopicRouteData) -> str:
-    return found.broker_datas[0].broker_addrs[0]
-
-
 async def test_a_new_topic_is_registered_at_once(start_broker, open_client, name_server):
     registration = RegistrationSettings(interval=60)
     broker = await start_broker(name_servers=(str(name_server.address),), registration=registration)
@@ -215,7 +211,7 @@ async def test_a_new_topic_is_registered_at_once(start_broker, open_client, name
     retry = await until_routed(name_server, "%RETRY%" + GROUP)
 
     assert found.queue_datas[0].read_queue_nums == 4
-    assert broker_address_of(retry) == str(broker.address)
+    assert retry.broker_datas[0].broker_addrs[0] == str(broker.address)
     # Telling about one topic took nothing away from the others.
     assert await route(name_server, "TBW102") is not None
 

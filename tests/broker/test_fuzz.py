@@ -17,13 +17,10 @@ import logging
 import os
 import random
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.broker import Broker
-from orbitmq.remoting.connection import Connection
 from tests.support.broker import RawClient, bodies_in, until
 from tests.support.conversing import converse_all
 from tests.support.fuzzing import fuzz_seed, note_inputs
@@ -62,11 +59,12 @@ async def test_invalid_conversations_harm_only_their_own_connection(
     print(f"memory grew by {grown / 1024:.0f} KiB, the slowest answer took {longest:.3f} s")
     await _assert_served(healthy)
     assert healthy.connection.is_open
-    await until(lambda: len(_connections(broker)) == 1)
+    await until(lambda: len(broker.parts.listeners.connections) == 1)
     await until(lambda: len(asyncio.all_tasks()) <= tasks, deadline=30)
     assert len(broker.parts.held) == 0
     assert not broker.parts.producers.groups()
-    assert not [group for group in broker.parts.consumers.groups() if _members(broker, group)]
+    consumers = broker.parts.consumers
+    assert not [group for group in consumers.groups() if consumers.members(group)]
     note_inputs(CONVERSATIONS)
     assert grown < GROWTH
     assert longest < ENDS_WITHIN
@@ -90,14 +88,6 @@ async def _assert_served(client: RawClient) -> None:
     stored = await client.stored("healthy", body)
     pulled = await client.pull("healthy", offset=stored.queue_offset)
     assert bodies_in(pulled) == [body]
-
-
-def _connections(broker: Broker) -> Collection[Connection]:
-    return broker.parts.listeners.connections
-
-
-def _members(broker: Broker, group: str) -> int:
-    return len(broker.parts.consumers.members(group))
 
 
 def _resident() -> int:

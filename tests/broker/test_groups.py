@@ -345,13 +345,6 @@ def chosen(
     )
 
 
-def producers_on(*channels: str) -> ProducerTable:
-    producers = ProducerTable()
-    for channel in channels:
-        producers.heartbeat("p", channel, Client("client of " + channel), now=0.0)
-    return producers
-
-
 @pytest.mark.parametrize(
     ("dead", "full", "expected"),
     [
@@ -365,7 +358,9 @@ def producers_on(*channels: str) -> ProducerTable:
 def test_a_check_goes_to_a_live_connection_that_accepts_more_bytes_if_there_is_one(
     dead, full, expected
 ):
-    producers = producers_on(*"abcdefgh")
+    producers = ProducerTable()
+    for channel in "abcdefgh":
+        producers.heartbeat("p", channel, Client("client of " + channel), now=0.0)
 
     assert {chosen(producers, dead=tuple(dead), full=tuple(full)) for _ in range(8)} == expected
 

@@ -35,12 +35,6 @@ def progress_file(root: Path) -> dict[str, dict[str, int]]:
     return table
 
 
-def write_progress(root: Path, table: dict[str, dict[str, int]]) -> None:
-    path = root / "config" / "consumerOffset.json"
-    document = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(document | {"offsetTable": table}))
-
-
 async def send(client: RawClient, topic: str, count: int, word: bytes) -> list[bytes]:
     bodies = [b"%s %d" % (word, number) for number in range(count)]
     for body in bodies:
@@ -61,13 +55,6 @@ async def delivered(client: RawClient, topic: str) -> list[bytes]:
     return bodies_in(await client.pull(topic, 0, int(answer.ext_fields["offset"])))
 
 
-async def delete_topic(client: RawClient, topic: str) -> None:
-    answer = await client.connection.request(
-        RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic)
-    )
-    assert answer.code == ResponseCode.SUCCESS
-
-
 async def delete_group(client: RawClient) -> Command:
     return await client.connection.request(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
@@ -78,23 +65,19 @@ async def delete_group(client: RawClient) -> Command:
 # Power is lost, and with it the end of the log.
 
 
-async def lose_the_end(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path, topic: str = "orders"
-) -> None:
-    """Make `after`: five messages in the log, and a group that has consumed ten."""
-    broker = await start_broker(root="before")
-    client = await open_client(broker)
-    await send(client, topic, 5, b"flushed")
-    await consume_all(client, topic)
-    await broker.stop()
-    shutil.copytree(tmp_path / "before", tmp_path / "after")
-    write_progress(tmp_path / "after", {f"{topic}@{GROUP}": {"0": 10}})
-
-
 async def test_new_messages_in_the_place_of_lost_ones_are_delivered(
     start_broker, open_client, tmp_path
 ):
-    await lose_the_end(start_broker, open_client, tmp_path)
+    broker = await start_broker(root="before")
+    client = await open_client(broker)
+    await send(client, "orders", 5, b"flushed")
+    await consume_all(client, "orders")
+    await broker.stop()
+    # The log has five messages, and the group has consumed ten.
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    path = tmp_path / "after" / "config" / "consumerOffset.json"
+    table = {"offsetTable": {f"orders@{GROUP}": {"0": 10}}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | table))
 
     client = await open_client(await start_broker(root="after"))
     new = await send(client, "orders", 8, b"new")
@@ -135,7 +118,10 @@ async def test_a_topic_that_is_made_again_is_consumed_from_its_beginning_after_a
     saved = tmp_path / "before" / "config" / "consumerOffset.json"
     document = saved.read_bytes()
 
-    await delete_topic(client, "orders")
+    answer = await client.connection.request(
+        RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic="orders")
+    )
+    assert answer.code == ResponseCode.SUCCESS
     new = await send(client, "orders", 8, b"new")
     shutil.copytree(tmp_path / "before", tmp_path / "after")
     (tmp_path / "after" / "config" / "consumerOffset.json").write_bytes(document)

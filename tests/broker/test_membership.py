@@ -52,10 +52,6 @@ async def members(client: RawClient, group: str = GROUP) -> list[str]:
     return sorted(decode_body(ConsumerList, answer.body).consumer_id_list)
 
 
-def groups_told(client: RawClient) -> list[str]:
-    return [notice.ext_fields["consumerGroup"] for notice in client.notices]
-
-
 # Coming.
 
 
@@ -113,7 +109,8 @@ async def test_all_members_are_notified_immediately_when_one_joins(broker, open_
     await second.heartbeat("c2", ORDERS)
 
     await until(lambda: len(first.notices) == 2 and len(second.notices) == 1)
-    assert groups_told(first) == [GROUP, GROUP]
+    told = [notice.ext_fields["consumerGroup"] for notice in first.notices]
+    assert told == [GROUP, GROUP]
     assert all(notice.is_one_way for notice in first.notices)
     assert await members(first) == ["c1", "c2"]
 

@@ -275,7 +275,7 @@ class Case:
     pull: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[Parts], None] = lambda _: None
-    #: What the group said before; without it the group is not online.
+    #: What the group said before, by which it is then judged; without it the group is not online.
     heartbeat: SubscriptionData | None = None
     model: MessageModel = MessageModel.CLUSTERING
     forbidden: ForbiddenType | None = None
@@ -293,19 +293,6 @@ def _topic(topic: str, **fields: Any) -> Callable[[Parts], None]:
         parts.topics.update(TopicConfig(topic_name=topic, **fields), now=0.0)
 
     return prepare
-
-
-async def begin_case(start_broker: Any, open_client: Any, *cases: Case) -> RawClient:
-    """A client of a broker to which all of these apply."""
-    settings = {name: each for case in cases for name, each in case.settings.items()}
-    broker = await start_broker(**settings)
-    client: RawClient = await open_client(broker)
-    make_topic(broker)
-    for case in cases:
-        case.prepare(broker.parts)
-        if case.heartbeat is not None:
-            await client.heartbeat("c1", case.heartbeat, message_model=case.model)
-    return client
 
 
 def _forbid(parts: Parts) -> None:
@@ -365,23 +352,14 @@ CASES = (
     ),
     Case("7 queue too high", ResponseCode.INVALID_PARAMETER, "queueId[4]", {"queue_id": 4}),
     Case("7 queue negative", ResponseCode.INVALID_PARAMETER, "queueId[-1]", {"queue_id": -1}),
-    Case(
-        "8a bad tags",
-        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-        "parse the consumer's subscription failed",
-        {"subscription": "||"},
-    ),
-    Case(
-        "8a bad sql",
-        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-        "parse the consumer's subscription failed",
-        {"subscription": "price >", "expression_type": "SQL92"},
-    ),
-    Case(
-        "8a unknown kind",
-        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-        "parse the consumer's subscription failed",
-        {"subscription": "x", "expression_type": "XPATH"},
+    *(
+        Case(
+            f"8a bad {kind}",
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            "parse the consumer's subscription failed",
+            {"subscription": text, "expression_type": kind},
+        )
+        for text, kind in (("||", "TAG"), ("price >", "SQL92"), ("x", "XPATH"))
     ),
     Case(
         "8b not online",
@@ -393,7 +371,6 @@ CASES = (
         "8c broadcasting disabled",
         ResponseCode.NO_PERMISSION,
         "can not consume by broadcast way",
-        {"sys_flag": BY_HEARTBEAT},
         prepare=_group(consume_broadcast_enable=False),
         heartbeat=ORDERS,
         model=MessageModel.BROADCASTING,
@@ -403,7 +380,6 @@ CASES = (
         "8d forbidden",
         ResponseCode.NO_PERMISSION,
         "is forbidden for topic[orders]",
-        {"sys_flag": BY_HEARTBEAT},
         prepare=_forbid,
         heartbeat=ORDERS,
         forbidden=ForbiddenType.SUBSCRIPTION,
@@ -412,21 +388,19 @@ CASES = (
         "8e topic not subscribed",
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
         "the consumer's subscription not exist",
-        {"sys_flag": BY_HEARTBEAT},
         heartbeat=SubscriptionData(topic="others", sub_string="*"),
     ),
     Case(
         "8f newer version",
         ResponseCode.SUBSCRIPTION_NOT_LATEST,
         "the consumer's subscription not latest",
-        {"sys_flag": BY_HEARTBEAT, "sub_version": 6},
+        {"sub_version": 6},
         heartbeat=ORDERS,
     ),
     Case(
         "8g filter did not compile",
         ResponseCode.FILTER_DATA_NOT_EXIST,
         "filter data is not exist",
-        {"sys_flag": BY_HEARTBEAT},
         heartbeat=BAD_SQL,
     ),
     Case(
@@ -440,8 +414,7 @@ CASES = (
         "9 no property filters for heartbeats",
         ResponseCode.SYSTEM_ERROR,
         "does not support consumers to filter messages by SQL92",
-        {"sys_flag": BY_HEARTBEAT},
-        {"pull": PullSettings(enable_property_filter=False)},
+        settings={"pull": PullSettings(enable_property_filter=False)},
         heartbeat=SQL,
     ),
     Case(
@@ -455,9 +428,16 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_a_pull_is_refused_with_the_code_of_its_check(start_broker, open_client, case):
-    client = await begin_case(start_broker, open_client, case)
+    broker = await start_broker(**case.settings)
+    client = await open_client(broker)
+    make_topic(broker)
+    case.prepare(broker.parts)
+    flag = {}
+    if case.heartbeat is not None:
+        await client.heartbeat("c1", case.heartbeat, message_model=case.model)
+        flag = {"sys_flag": BY_HEARTBEAT}
 
-    answer = await client.pull(**({"topic": "orders"} | case.pull))
+    answer = await client.pull(**({"topic": "orders"} | flag | case.pull))
 
     assert answer.code == case.code
     assert case.remark in (answer.remark or "")

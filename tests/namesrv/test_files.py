@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orbitmq.errors import SettingError
-from orbitmq.namesrv.server import KvConfig, NameServer
+from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import CONFIG_FILE, KV_FILE, FileUnusable, NameServerSettings
 from orbitmq.wire.javajson import format_properties, parse_properties
 
@@ -35,18 +35,6 @@ async def test_a_damaged_file_stops_the_start_with_its_name(tmp_path):
         with pytest.raises(FileUnusable, match=name):
             await NameServer(NameServerSettings(home=tmp_path)).start()
         path.unlink()
-
-
-def test_deleting_the_last_key_leaves_an_empty_namespace_as_apache_does(tmp_path):
-    kept = KvConfig(tmp_path / KV_FILE)
-    kept.put("N", "k", "v")
-    kept.delete("N", "k")
-    kept.delete("N", "k")
-    kept.delete("unknown", "k")
-
-    assert kept.table("N") == {}
-    assert kept.table("unknown") is None
-    assert (tmp_path / KV_FILE).read_text() == '{"configTable":{"N":{}}}'
 
 
 def test_properties_are_read_as_java_reads_them():
