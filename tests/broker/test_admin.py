@@ -153,21 +153,6 @@ async def test_values_that_are_in_force_already_are_accepted(broker, client):
     assert broker.parts.settings is before
 
 
-async def test_cleaning_is_done_when_asked_for(broker, client):
-    await client.stored("orders")
-    codes = (
-        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
-        RequestCode.CLEAN_UNUSED_TOPIC,
-        RequestCode.DELETE_EXPIRED_COMMITLOG,
-    )
-
-    answers = [await ask(client, code) for code in codes]
-
-    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 3
-    assert await client.max_offset("orders") == 1
-    assert broker.parts.store.statistics().used_ratio > 0
-
-
 async def test_queues_without_a_topic_are_cleaned_away(broker, client):
     await client.stored("orders")
     await client.stored("gone")
@@ -542,19 +527,20 @@ RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 ADMINS = "admins"
 CLIENT = "127.0.0.1@driver"
 ADMINISTRATION = frozenset(
-    {
-        Code.GET_TOPIC_STATS_INFO,
-        Code.GET_TOPIC_CONFIG,
-        Code.GET_CONSUME_STATS,
-        Code.GET_BROKER_RUNTIME_INFO,
-        Code.GET_ALL_TOPIC_CONFIG,
-        Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-        Code.QUERY_TOPIC_CONSUME_BY_WHO,
-        Code.GET_CONSUMER_CONNECTION_LIST,
-        Code.GET_PRODUCER_CONNECTION_LIST,
-        Code.GET_CONSUMER_RUNNING_INFO,
-        Code.QUERY_CONSUME_TIME_SPAN,
-    }
+    Code[word]
+    for word in [
+        "GET_TOPIC_STATS_INFO",
+        "GET_TOPIC_CONFIG",
+        "GET_CONSUME_STATS",
+        "GET_BROKER_RUNTIME_INFO",
+        "GET_ALL_TOPIC_CONFIG",
+        "GET_ALL_SUBSCRIPTIONGROUP_CONFIG",
+        "QUERY_TOPIC_CONSUME_BY_WHO",
+        "GET_CONSUMER_CONNECTION_LIST",
+        "GET_PRODUCER_CONNECTION_LIST",
+        "GET_CONSUMER_RUNNING_INFO",
+        "QUERY_CONSUME_TIME_SPAN",
+    ]
 )
 #: Maps whose keys are names or queues: what counts is what their values have.
 TABLES = frozenset({"offsetTable", "topicConfigTable", "subscriptionGroupTable", "mqTable"}) | {

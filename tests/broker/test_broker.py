@@ -25,42 +25,25 @@ from orbitmq.errors import OrbitError, SettingError
 from orbitmq.message.record import pack_host
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import ListenFailed, ServerSettings
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreLocked
 from orbitmq.wire.bodies import SubscriptionData, TopicConfig, TopicRouteData
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import GetRouteInfoRequest
-from orbitmq.wire.javajson import decode_body
 from tests.support.broker import GROUP, bodies_in, small_settings, until
 
 #: Far longer than any of these tests takes.
 LONG = 300.0
 
 
-async def route(name_server: NameServer, topic: str) -> TopicRouteData | None:
-    connection = await connect(name_server.address)
-    try:
-        answer = await connection.request(
-            RequestCode.GET_ROUTEINFO_BY_TOPIC,
-            GetRouteInfoRequest(topic=topic, accept_standard_json_only=True),
-        )
-    finally:
-        connection.close()
-        await connection.wait_closed()
-    return decode_body(TopicRouteData, answer.body) if answer.code == 0 else None
-
-
 async def until_routed(name_server: NameServer, topic: str) -> TopicRouteData:
     """The route of a topic, as soon as there is one."""
-    async with asyncio.timeout(30):
-        while True:
-            found = await route(name_server, topic)
-            if found is not None:
-                return found
-            await asyncio.sleep(0.01)
+    routes = name_server.service.routes
+    await until(lambda: routes.route(topic) is not None)
+    found = routes.route(topic)
+    assert found is not None
+    return found
 
 
 # Starting.
@@ -188,7 +171,7 @@ async def test_a_broker_is_known_to_its_name_servers_with_all_its_topics(start_b
     address = str(broker.address)
     found = [await until_routed(server, "TBW102") for server in (name_server, second)]
     await broker.stop()
-    after = [await route(server, "TBW102") for server in (name_server, second)]
+    after = [server.service.routes.route("TBW102") for server in (name_server, second)]
     await second.stop()
 
     for each in found:
@@ -213,7 +196,7 @@ async def test_a_new_topic_is_registered_at_once(start_broker, open_client, name
     assert found.queue_datas[0].read_queue_nums == 4
     assert retry.broker_datas[0].broker_addrs[0] == str(broker.address)
     # Telling about one topic took nothing away from the others.
-    assert await route(name_server, "TBW102") is not None
+    assert name_server.service.routes.route("TBW102") is not None
 
 
 # Keeping state.

@@ -176,23 +176,6 @@ def test_pulls_with_ever_new_expressions_are_answered_that_the_broker_is_busy(
     assert compilations == ["size = 1000", "size = 2"]
 
 
-def test_a_check_beyond_the_limit_passes_unread(filters, compilations):
-    with pytest.raises(Refused, match="ends too early") as refusal:
-        filters.check("size >", "SQL92", ONE)
-    assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-    exhaust(filters)
-    compilations.clear()
-
-    filters.check("size > >", "SQL92", ONE)
-    with pytest.raises(Refused, match="32768 are allowed"):
-        filters.check("x" * 40_000, "SQL92", ONE)
-    filters.is_enabled = False
-    with pytest.raises(Refused, match="enablePropertyFilter"):
-        filters.check(long(11), "SQL92", ONE)
-
-    assert compilations == []
-
-
 @pytest.fixture
 async def still(broker):
     """A broker whose buckets do not fill again."""

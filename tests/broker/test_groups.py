@@ -15,7 +15,6 @@ from orbitmq.broker.config import ConfigFile
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.groups import (
     CLIENT_LIFE,
-    COMPENSATION_LIFE,
     PREDEFINED_GROUPS,
     Channel,
     Client,
@@ -25,7 +24,6 @@ from orbitmq.broker.groups import (
     GroupTable,
     ProducerTable,
 )
-from orbitmq.broker.topics import PageRequest, version_text
 from orbitmq.wire.bodies import (
     ConsumeFromWhere,
     ConsumerData,
@@ -120,19 +118,6 @@ def test_the_file_of_an_old_broker_lacks_much():
     assert (found.consume_enable, found.retry_max_times) == (False, 16)
 
 
-def test_a_page_has_what_its_groups_are_forbidden():
-    groups = table()
-    for name in ("zz1", "zz2"):
-        groups.find(name, now=NOW)
-        groups.forbid(name, "T", is_forbidden=True, now=NOW)
-
-    last = groups.page(PageRequest(9, version_text(groups.data_version), 5))
-
-    assert last.total == 10
-    assert set(last.table.subscription_group_table) == {"zz2"}
-    assert last.table.forbidden_table == {"zz2": {"T": 4}}
-
-
 # Consumers.
 
 
@@ -177,24 +162,6 @@ def test_a_connection_that_changes_its_client_id_is_another_member():
     )
 
 
-def test_the_subscription_of_a_pull_counts_for_a_while_where_no_heartbeat_names_one():
-    consumers = ConsumerTable()
-    consumers.compensate("g", wants("T", "pull", 99), now=0.0)
-    consumers.compensate("g", wants("U", "x" * 10_000), now=0.0)
-
-    assert consumers.subscription("g", "T") == wants("T", "pull", 99)
-    assert consumers.subscription("g", "T", with_compensation=False) is None
-    assert consumers.subscription("g", "U") is None  # too long to be kept for tools
-    assert (consumers.is_online("g"), consumers.consumer_list("g")) == (False, None)
-    change(consumers, ONE, data(wants("T", "heartbeat", 1)))
-    assert consumers.subscription("g", "T") == wants("T", "heartbeat", 1)
-    consumers.close("one")
-    consumers.expire(COMPENSATION_LIFE)
-    assert consumers.subscription("g", "T") is not None
-    consumers.expire(COMPENSATION_LIFE + 0.1)
-    assert consumers.subscription("g", "T") is None
-
-
 def test_members_that_fall_silent_together_are_one_change_of_their_group():
     consumers = ConsumerTable()
     for client, *topics in ((ONE, "A", "T"), (TWO, "B", "T"), (Client("three"), "T")):
@@ -206,24 +173,6 @@ def test_members_that_fall_silent_together_are_one_change_of_their_group():
     assert silent == ("one", "two")
     assert (shrunk.left, shrunk.topics_removed) == ((ONE, TWO), ("A", "B"))
     assert (shrunk.notify, shrunk.is_gone) == (("three",), False)
-
-
-JAVA_HEARTBEAT = (
-    '{"clientID":"127.0.0.1@one6da228c9455","consumerDataSet":[{"consumeFromWhere":'
-    '"CONSUME_FROM_LAST_OFFSET","consumeType":"CONSUME_PASSIVELY","groupName":"GID_G_26277",'
-    '"messageModel":"CLUSTERING","subscriptionDataSet":[{"classFilterMode":false,"codeSet":[],'
-    '"expressionType":"TAG","subString":"*","subVersion":1794738003281,"tagsSet":[],"topic":'
-    '"%RETRY%GID_G_26277"},{"classFilterMode":false,"codeSet":[],"expressionType":"TAG",'
-    '"subString":"*","subVersion":1794738003277,"tagsSet":[],"topic":"G_27282"}],'
-    '"unitMode":false}],"producerDataSet":[{"groupName":"CLIENT_INNER_PRODUCER"}]}'
-)
-#: Ordinals for enumerations, versions in quotes, much left out.
-CPP_HEARTBEAT = (
-    '{"clientID":"11686-127.0.0.1@one","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
-    '"groupName":"GID_G_26277","messageModel":1,"subscriptionDataSet":[{"subString":"*",'
-    '"subVersion":"1794737880007","topic":"%RETRY%GID_G_26277"},{"subString":"*","subVersion":'
-    '"1794737880007","topic":"G_27282"}]}]}\n'
-)
 
 
 client_names = st.sampled_from(("a", "b", "c"))

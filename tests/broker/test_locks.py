@@ -188,16 +188,6 @@ async def test_only_queues_of_this_broker_are_locked(broker, client):
     assert len(broker.parts.locks) == 2
 
 
-async def test_queues_that_a_topic_had_are_locked_while_there_is_something_in_them(broker, client):
-    has_queues(broker, "orders", 8)
-    await client.heartbeat("me", ORDERS)
-    await client.stored("orders", queue_id=6)
-    await client.report("orders", 0, queue_id=7)
-    has_queues(broker, "orders", 4)
-
-    assert await lock(client, *at("orders", 5, 6, 7)) == at("orders", 6, 7)
-
-
 async def test_locks_are_renewed_after_a_restart_before_the_first_heartbeat(
     start_broker, open_client
 ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.routes import Queue
-from orbitmq.namesrv.server import NameServer
-from orbitmq.remoting.channels import connect
 from orbitmq.wire.bodies import (
     ConsumerData,
     ConsumerList,
@@ -26,11 +23,7 @@ from orbitmq.wire.bodies import (
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import (
-    GetConsumerListRequest,
-    GetRouteInfoRequest,
-    UnregisterClientRequest,
-)
+from orbitmq.wire.headers import GetConsumerListRequest, UnregisterClientRequest
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.remoting import serving
@@ -371,20 +364,6 @@ async def test_the_shares_are_those_that_the_members_would_work_out(
         assert told[client_id] == [(each.broker, each.id) for each in own]
 
 
-async def until_known(name_server: NameServer, brokers: int) -> None:
-    """Return when the name server has a route of the topic to so many brokers."""
-    connection = await connect(name_server.address)
-    header = GetRouteInfoRequest(topic="orders")
-    async with asyncio.timeout(30):
-        while True:
-            answer = await connection.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout=9)
-            if answer.code == 0 and bytes(answer.body).count(b'"readQueueNums"') == brokers:
-                break
-            await asyncio.sleep(0.01)
-    connection.close()
-    await connection.wait_closed()
-
-
 async def test_the_queues_of_all_brokers_of_the_topic_are_shared(
     start_broker, open_client, name_server
 ):
@@ -395,8 +374,12 @@ async def test_the_queues_of_all_brokers_of_the_topic_are_shared(
         make_topic(broker, 2)
     client = await open_client(second)
     await client.heartbeat("c", WANTED)
-    await until_known(name_server, brokers=2)
 
+    def brokers():
+        route = name_server.service.routes.route("orders")
+        return 0 if route is None else len(route.queue_datas)
+
+    await until(lambda: brokers() == 2)
     told = queues_in(await ask(client, "c"))
 
     assert told == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]

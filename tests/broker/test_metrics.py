@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from orbitmq.broker.broker import Broker, Parts
 from orbitmq.broker.metrics import Exposition, Metrics
 from orbitmq.broker.progress import lag_of
-from orbitmq.broker.settings import HttpSettings
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.testing.cluster import MovableClock
 from orbitmq.wire.bodies import TopicConfig
@@ -286,24 +283,17 @@ def queries(board: dict[str, Any]) -> Iterator[Query]:
 
 
 async def exposed(root: Path) -> dict[str, set[str]]:
-    """The samples of a live broker, as Prometheus reads them over HTTP, with their labels."""
-    async with hand_broker(root, http=HttpSettings(port=0)) as (hand, client):
+    """The samples of a broker, as Prometheus reads them, with their labels."""
+    async with hand_broker(root) as (hand, client):
         producer = await AskedProducer.join(hand.broker)
         await use_in_every_way(hand, client, producer)
-        page = f"http://{hand.broker.http_address}/metrics"
-        text = await asyncio.to_thread(_get, page)
+        text = b"".join(await Metrics(hand.broker.parts).text()).decode()
         await producer.close()
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     return labels
-
-
-def _get(page: str) -> str:
-    with urllib.request.urlopen(page, timeout=20) as answer:  # noqa: S310  # the broker's own
-        text: str = answer.read().decode()
-        return text
 
 
 @pytest.mark.feature("O1")

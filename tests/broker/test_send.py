@@ -670,18 +670,6 @@ async def test_a_message_is_taken_back_when_its_copy_is_on_the_disk(
     assert sum(copies) == 1
 
 
-async def test_a_message_whose_copy_cannot_be_flushed_is_not_taken_back(start, open_client, disk):
-    broker = await start()
-    client = await open_client(broker)
-    await client.stored("orders", b"bad")
-    (message,) = decode_messages((await client.pull("orders")).body)
-    disk.error = OSError(errno.EIO, "injected")
-
-    answer = await send_back(client, message)
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-
-
 async def test_a_send_whose_flush_takes_too_long_is_answered_stored_but_not_flushed(
     start, open_client, disk
 ):

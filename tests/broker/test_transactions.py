@@ -80,19 +80,6 @@ async def asked(producer: AskedProducer) -> list[bytes]:
 # Half messages and their ends.
 
 
-async def test_a_half_message_is_stored_aside_and_nobody_sees_it(broker, producer):
-    half = await send_half(producer, "T", b"x", broker, KEYS="k")
-    stored = broker.messages(HALF)[0]
-
-    assert broker.messages("T") == []
-    assert (half.queue_id, half.queue_offset) == (0, 0)
-    assert half.msg_id == stored.offset_id
-    assert stored.properties["REAL_TOPIC"] == "T"
-    assert stored.properties["REAL_QID"] == "0"
-    assert stored.properties["__transactionId__"] == half.transaction_id
-    assert stored.sys_flag == 0
-
-
 async def test_a_committed_message_is_seen_as_it_was_sent(broker, producer):
     half = await send_half(producer, "T", b"x", broker, KEYS="k", TAGS="a", colour="red")
     prepared = broker.messages(HALF)[0]

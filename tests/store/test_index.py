@@ -240,22 +240,6 @@ def test_a_file_that_begins_after_the_time_asked_for_is_not_read(tmp_path):
     close(index)
 
 
-def test_a_chain_that_leads_in_a_circle_ends(tmp_path):
-    index = open_tiny(tmp_path)
-    append(index, [Put(n * 10, START, "T", None, "k") for n in range(5)])
-    close(index)
-    (file,) = tmp_path.iterdir()
-    data = bytearray(file.read_bytes())
-    # Entry 3 names entry 4, which names entry 3.
-    struct.pack_into(">i", data, TINY.entries_at + 3 * 20 + 16, 4)
-    file.write_bytes(data)
-
-    index = open_tiny(tmp_path)
-
-    assert lookup(index, "k") == [40, 30, 20]
-    close(index)
-
-
 @given(st.binary(min_size=32, max_size=200), st.integers(0, 300))
 @settings(max_examples=50, deadline=None)
 def test_garbage_between_the_header_and_the_last_entry_never_hurts(tmp_path_factory, garbage, at):
