@@ -526,22 +526,13 @@ RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 
 ADMINS = "admins"
 CLIENT = "127.0.0.1@driver"
-ADMINISTRATION = frozenset(
-    Code[word]
-    for word in [
-        "GET_TOPIC_STATS_INFO",
-        "GET_TOPIC_CONFIG",
-        "GET_CONSUME_STATS",
-        "GET_BROKER_RUNTIME_INFO",
-        "GET_ALL_TOPIC_CONFIG",
-        "GET_ALL_SUBSCRIPTIONGROUP_CONFIG",
-        "QUERY_TOPIC_CONSUME_BY_WHO",
-        "GET_CONSUMER_CONNECTION_LIST",
-        "GET_PRODUCER_CONNECTION_LIST",
-        "GET_CONSUMER_RUNNING_INFO",
-        "QUERY_CONSUME_TIME_SPAN",
-    ]
-)
+_ADMINISTRATION = """
+    GET_TOPIC_STATS_INFO GET_TOPIC_CONFIG GET_CONSUME_STATS GET_BROKER_RUNTIME_INFO
+    GET_ALL_TOPIC_CONFIG GET_ALL_SUBSCRIPTIONGROUP_CONFIG QUERY_TOPIC_CONSUME_BY_WHO
+    GET_CONSUMER_CONNECTION_LIST GET_PRODUCER_CONNECTION_LIST GET_CONSUMER_RUNNING_INFO
+    QUERY_CONSUME_TIME_SPAN
+"""
+ADMINISTRATION = frozenset(Code[word] for word in _ADMINISTRATION.split())
 #: Maps whose keys are names or queues: what counts is what their values have.
 TABLES = frozenset({"offsetTable", "topicConfigTable", "subscriptionGroupTable", "mqTable"}) | {
     "subscriptionTable",
