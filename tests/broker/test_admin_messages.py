@@ -32,16 +32,10 @@ ALWAYS = 2**63 - 1
 
 
 async def by_key(
-    client: RawClient,
-    key: str,
-    *,
-    topic: str = "orders",
-    most: int = 32,
-    end: int = ALWAYS,
-    is_unique: bool | None = None,
+    client: RawClient, key: str, *, most: int = 32, end: int = ALWAYS, is_unique: bool | None = None
 ) -> Command:
     header = QueryMessageRequest(
-        topic=topic,
+        topic="orders",
         key=key,
         max_num=most,
         begin_timestamp=0,

@@ -44,10 +44,8 @@ def millis(seconds: float) -> int:
     return round((START + seconds) * 1000)
 
 
-async def consume_stats(
-    client: RawClient, group: str = GROUP, **fields: Any
-) -> bodies.ConsumeStats:
-    header = headers.GetConsumeStatsRequest(consumer_group=group, **fields)
+async def consume_stats(client: RawClient, **fields: Any) -> bodies.ConsumeStats:
+    header = headers.GetConsumeStatsRequest(consumer_group=GROUP, **fields)
     return await told(client, bodies.ConsumeStats, RequestCode.GET_CONSUME_STATS, header)
 
 
@@ -297,8 +295,8 @@ def stored(broker: Broker, group: str = GROUP, topic: str = "orders") -> dict[in
     return broker.parts.progress.offsets(topic, group)
 
 
-async def read_back(tool: RawClient, queue_id: int = 0) -> int:
-    answer = await tool.query("orders", queue_id)
+async def read_back(tool: RawClient) -> int:
+    answer = await tool.query("orders")
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return int(answer.ext_fields["offset"])
 

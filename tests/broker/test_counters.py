@@ -32,13 +32,6 @@ class Broker:
         counts.puts += count
         counts.put_bytes += count * size
 
-    def get(self, topic: str, group: str, count: int = 1) -> None:
-        counts = self.counters.group(topic, group)
-        counts.pulls += 1
-        if count:
-            counts.hits += 1
-            counts.gets += count
-
     def wait(self, seconds: int) -> None:
         for _ in range(seconds):
             self.clock.time += 1

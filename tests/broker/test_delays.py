@@ -222,9 +222,9 @@ DELAYED = [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}]
 IDS = ["level", "timer"]
 
 
-async def delete(client: RawClient, topic: str = "orders") -> None:
+async def delete(client: RawClient) -> None:
     answer = await client.connection.request(
-        RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic)
+        RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic="orders")
     )
     assert answer.code == ResponseCode.SUCCESS
 
@@ -241,8 +241,8 @@ def look(hand: HandBroker, producer: AskedProducer) -> bool:
     return bool(producer.questions)
 
 
-def has_queues(hand: HandBroker, topic: str = "orders") -> bool:
-    return any(queue.topic == topic for queue in hand.parts.store.queues())
+def has_queues(hand: HandBroker) -> bool:
+    return any(queue.topic == "orders" for queue in hand.parts.store.queues())
 
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)

@@ -27,10 +27,10 @@ ONE, ANOTHER = Address("1.1.1.1", 1), Address("2.2.2.2", 1)
 CODE = ResponseCode
 
 
-def wants(
-    text: str | None, version: int = 1, kind: str = "SQL92", topic: str = "orders"
-) -> SubscriptionData:
-    return SubscriptionData(topic=topic, sub_string=text, sub_version=version, expression_type=kind)
+def wants(text: str, version: int) -> SubscriptionData:
+    return SubscriptionData(
+        topic="orders", sub_string=text, sub_version=version, expression_type="SQL92"
+    )
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def compilations(monkeypatch):
     return done
 
 
-def long(number: int, size: int = 20_000) -> str:
-    """An expression of about `size` characters that accepts one size."""
-    return f"size = {number} OR name = '{'x' * size}'"
+def long(number: int) -> str:
+    """An expression of about 20,000 characters that accepts one size."""
+    return f"size = {number} OR name = '{'x' * 20_000}'"
 
 
 def tag_list(number: int, tags: int = 4_000) -> str:

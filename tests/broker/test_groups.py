@@ -125,30 +125,19 @@ def wants(topic: str, text: str = "*", version: int = 1, kind: str = "TAG") -> S
     return SubscriptionData(topic=topic, sub_string=text, sub_version=version, expression_type=kind)
 
 
-def data(
-    *subscriptions: SubscriptionData,
-    group: str = "g",
-    model: MessageModel = MessageModel.CLUSTERING,
-) -> ConsumerData:
+def data(*subscriptions: SubscriptionData, group: str = "g") -> ConsumerData:
     return ConsumerData(
         group_name=group,
         consume_type=ConsumeType.CONSUME_PASSIVELY,
-        message_model=model,
+        message_model=MessageModel.CLUSTERING,
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         subscription_data_set=subscriptions,
     )
 
 
-def change(
-    consumers: ConsumerTable, client: Client, said: ConsumerData, now: float = 0.0
-) -> GroupChange | None:
-    """A heartbeat over a connection that is named like its client."""
-    return consumers.heartbeat(client.id, client, said, now=now).change
-
-
 def test_a_connection_that_changes_its_client_id_is_another_member():
     consumers = ConsumerTable()
-    change(consumers, ONE, data(wants("T")))
+    consumers.heartbeat("one", ONE, data(wants("T")), now=0.0)
 
     changed = consumers.heartbeat("one", TWO, data(wants("U")), now=0.0).change
 

@@ -51,9 +51,9 @@ SOON = 30.0
 BY_HEARTBEAT = int(PullFlag.SUSPEND)
 
 
-def ensure(broker: Broker, *topics: str, queues: int = 4) -> None:
+def ensure(broker: Broker, *topics: str) -> None:
     for topic in topics:
-        config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+        config = TopicConfig(topic_name=topic, read_queue_nums=4, write_queue_nums=4)
         broker.parts.topics.ensure(config, now=0.0)
 
 
@@ -82,13 +82,12 @@ async def answer_of(waiting: asyncio.Task[Command]) -> Command:
     return await asyncio.wait_for(waiting, SOON)
 
 
-def write(broker: Broker, *messages: tuple[bytes, str], queues: tuple[int, ...] = (0,)) -> None:
+def write(broker: Broker, *messages: tuple[bytes, str]) -> None:
     """Store messages with their tags, in one step of the loop and with one write."""
-    for queue_id in queues:
-        for body, tag in messages:
-            properties = encode_properties({"TAGS": tag} if tag else {})
-            draft = Draft("orders", queue_id, body, properties, 0, broker.parts.store_host)
-            broker.parts.writes.append(draft)
+    for body, tag in messages:
+        properties = encode_properties({"TAGS": tag} if tag else {})
+        draft = Draft("orders", 0, body, properties, 0, broker.parts.store_host)
+        broker.parts.writes.append(draft)
     broker.parts.writes.finish()
 
 

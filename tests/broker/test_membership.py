@@ -32,14 +32,14 @@ from tests.support.store import HandClock
 ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
 
 
-async def consumer_list(client: RawClient, group: str = GROUP) -> Command:
+async def consumer_list(client: RawClient) -> Command:
     return await client.connection.request(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=group)
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=GROUP)
     )
 
 
-async def members(client: RawClient, group: str = GROUP) -> list[str]:
-    answer = await consumer_list(client, group)
+async def members(client: RawClient) -> list[str]:
+    answer = await consumer_list(client)
     if answer.code != ResponseCode.SUCCESS:
         return []
     return sorted(decode_body(ConsumerList, answer.body).consumer_id_list)

@@ -68,11 +68,10 @@ def commit(
     by: str = "one",
     way: CommitSource = CommitSource.REPORT,
     now: float = 0.0,
-    group: str = "g",
     topic: str = "T",
     queue: int = 0,
 ) -> CommitOutcome:
-    return progress.commit(topic, group, queue, offset, by=by, way=way, now=now)
+    return progress.commit(topic, "g", queue, offset, by=by, way=way, now=now)
 
 
 # Going back.
@@ -374,13 +373,6 @@ async def ready(client: RawClient, broker: Broker, messages: int = 0) -> None:
     await asyncio.gather(*(client.stored("orders") for _ in range(messages)))
 
 
-def one_way(client: RawClient, offset: int, topic: str = "orders") -> None:
-    client.connection.notify(
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        extra={"consumerGroup": GROUP, "topic": topic, "queueId": "0", "commitOffset": str(offset)},
-    )
-
-
 # Reports.
 
 
@@ -432,15 +424,15 @@ async def test_a_report_from_before_a_reset_does_not_undo_it_when_a_pull_has_tak
     broker, client
 ):
     await ready(client, broker, messages=10)
-    one_way(client, 8)
+    client.report_one_way("orders", 8)
     broker.parts.progress.reset("orders", GROUP, 0, 3)
     moved = await client.pull("orders", 0, 8)
 
-    one_way(client, 8)
+    client.report_one_way("orders", 8)
     stale = await client.query("orders")
     await client.pull("orders", 0, 3, max_msg_nums=2)
     for offset in (8, 5):
-        one_way(client, offset)
+        client.report_one_way("orders", offset)
     replayed = await client.query("orders")
     by_tool = await client.report("orders", 9)
 
@@ -457,12 +449,12 @@ async def test_a_report_counts_at_once_and_a_straggler_cannot_move_it_back(
 ):
     owner, straggler = await open_client(broker), await open_client(broker)
     await ready(owner, broker)
-    one_way(owner, 100)
+    owner.report_one_way("orders", 100)
     assert (await owner.query("orders")).ext_fields["offset"] == "100"
 
-    one_way(straggler, 40)
+    straggler.report_one_way("orders", 40)
     after_straggler = await straggler.query("orders")
-    one_way(owner, 90)
+    owner.report_one_way("orders", 90)
     after_seek = await owner.query("orders")
     broker.parts.progress.reset("orders", GROUP, 0, 10)
     after_reset = await straggler.query("orders")
@@ -479,7 +471,7 @@ async def test_a_cpp_client_never_says_one_way_and_is_taken_for_a_reporter(broke
 
     owner, straggler = await open_client(broker), await open_client(broker, as_cpp)
     await ready(owner, broker)
-    one_way(owner, 100)
+    owner.report_one_way("orders", 100)
     await owner.query("orders")
 
     answer = await straggler.report("orders", 40)

@@ -442,7 +442,7 @@ async def test_a_slave_goes_on_though_the_master_has_deleted_the_file_that_its_l
 
 
 @asynccontextmanager
-async def scripted_master(*frames: bytes, first: int = 0) -> AsyncIterator[int]:
+async def scripted_master(*frames: bytes) -> AsyncIterator[int]:
     """Sends these frames to whoever has reported, and stays; its port."""
     writers: list[asyncio.StreamWriter] = []
 
@@ -450,7 +450,7 @@ async def scripted_master(*frames: bytes, first: int = 0) -> AsyncIterator[int]:
         writers.append(writer)
         async with asyncio.timeout(30):
             await reader.readexactly(8)
-        at = first
+        at = 0
         for frame in frames:
             writer.write(pack_head(at, len(frame)) + frame)
             at += len(frame)

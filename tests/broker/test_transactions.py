@@ -56,9 +56,9 @@ async def producer(broker):
     await producer.close()
 
 
-def check(broker: HandBroker, after: float = INTERVAL) -> None:
-    """Let so much time pass, and go through the half queue."""
-    broker.clock.advance(after)
+def check(broker: HandBroker) -> None:
+    """Let half a minute pass, and go through the half queue."""
+    broker.clock.advance(INTERVAL)
     checks = broker.parts.transactions
     for _ in range(1000):
         position = checks.halves.position

@@ -95,9 +95,9 @@ def close(index: KeyIndex) -> None:
     index.abandon()
 
 
-def numbered(first: int, count: int, key: str = "k") -> list[Put]:
-    """Messages 100 bytes and 100 ms apart; each has a key of its own and `key`."""
-    return [Put(n * 100, START + n * 100, "T", f"u{n}", key) for n in range(first, first + count)]
+def numbered(first: int, count: int) -> list[Put]:
+    """Messages 100 bytes and 100 ms apart; each has a key of its own and `k`."""
+    return [Put(n * 100, START + n * 100, "T", f"u{n}", "k") for n in range(first, first + count)]
 
 
 def open_tiny(

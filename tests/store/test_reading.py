@@ -21,9 +21,9 @@ from tests.support.store import SMALL, QuickFiles, messages_of, put
 LARGE = replace(SMALL, file_size=1 << 20, queue_file_entries=2000)
 
 
-def filled(store: Store, count: int, size: int = 10, tag: str = "A") -> Store:
+def filled(store: Store, count: int, size: int = 10) -> Store:
     for number in range(count):
-        put(store, "T", 0, bytes([number % 256]) * size, {"TAGS": tag})
+        put(store, "T", 0, bytes([number % 256]) * size, {"TAGS": "A"})
     store.write()
     return store
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     OpenStore = Callable[..., Store]
 
 
-def fill(store: Store, count: int = 60, size: int = 100) -> None:
+def fill(store: Store, count: int = 60) -> None:
     for number in range(count):
         put(
             store,
             "T" if number % 3 else "other",
             number % 2,
-            b"%06d" % number + bytes(size),
+            b"%06d" % number + bytes(100),
             {"TAGS": f"t{number % 4}", "KEYS": f"key{number}", "UNIQ_KEY": f"u{number}"},
         )
         if number % 4 == 3:
@@ -737,7 +737,7 @@ PAGE = 4096
 PAGES = replace(SMALL, file_size=16 * PAGE)
 
 
-def put_across_a_page(store: Store, *, behind: int = 0, pages: int = 1) -> tuple[int, int]:
+def put_across_a_page(store: Store, *, behind: int = 0) -> tuple[int, int]:
     """Write a good message, one whose properties go on in the next page, and others behind it.
 
     Where the second of them begins, and where that page does.
@@ -746,9 +746,8 @@ def put_across_a_page(store: Store, *, behind: int = 0, pages: int = 1) -> tuple
     size = store.write() - at
     begin = at + size
     edge = begin - begin % PAGE + PAGE
-    value = "v" * (PAGE * (pages - 1) + 8)
     body = b"b" * (edge - begin - size - len(b"more\x01"))
-    put(store, "T", 0, b"good" + body, {"KEYS": "k", "more": value})
+    put(store, "T", 0, b"good" + body, {"KEYS": "k", "more": "v" * 8})
     for number in range(behind):
         put(store, "T", 0, b"behind%d" % number + bytes(1000), {"KEYS": "k"})
     store.write()
