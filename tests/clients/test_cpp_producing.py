@@ -43,15 +43,6 @@ def test_offsets_that_are_answered_count_up_within_each_queue(client, cluster):
     assert stored(cluster) == bodies(8)
 
 
-def test_a_large_body_comes_compressed_and_is_readable(client, cluster):
-    body = "abcdefgh" * 8000
-
-    client.send("sync", {"topic": "Orders", "body": body})
-
-    (found,) = cluster.messages("Orders")
-    assert found.body.decode() == body
-
-
 def test_one_way_sends_arrive(client, cluster):
     client.send("oneway", *orders(3))
 
@@ -84,13 +75,6 @@ def test_a_batch_becomes_single_messages(client, cluster):
     assert [message.body.decode() for message in found] == bodies(4)
     assert [message.queue_offset for message in found] == [0, 1, 2, 3]
     assert {message.properties["TAGS"] for message in found} == {"red"}
-
-
-def test_a_topic_is_made_by_sending_to_it(client, cluster):
-    ((status, _, _),) = client.send("sync", {"topic": "New", "body": "first"})
-
-    assert status == OK
-    assert stored(cluster, "New") == ["first"]
 
 
 def test_a_topic_that_must_not_be_sent_to_is_refused(client, cluster):

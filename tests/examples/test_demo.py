@@ -25,15 +25,7 @@ import pytest
 from examples.demo.orders import TOPIC, is_hopeless, make_order, segment_of
 from examples.demo.revenue import Place, Revenue, Totals, of_rows
 from tests.support.demoing import DEADLINE, ROOT, RunningDemo
-from tests.support.demowords import (
-    SVG,
-    frames_of,
-    largest_of,
-    picture_in,
-    points_of,
-    sums_of,
-    table_of,
-)
+from tests.support.demowords import frames_of, largest_of, picture_in, sums_of, table_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -221,22 +213,6 @@ def test_the_revenue_that_the_stream_summed_up_is_that_of_the_orders(whole):
     for country, *amounts in shown[1:]:
         for segment, amount in zip(shown[0][1:], amounts, strict=True):
             assert amount == f"{summed[Place(country, segment)].cents / 100:,.2f}"
-
-
-def test_the_picture_has_throughput_and_lag_of_both_groups(whole):
-    root = picture_in(whole.folder / "history.svg")
-    words = {"".join(each.itertext()).strip() for each in root.iter(f"{SVG}text")}
-
-    assert {
-        *("messages per second", "sent", "billed on Spark", "shipped by plain consumers"),
-        *("messages behind", "Spark", "plain consumers", "seconds"),
-        "a member joins",
-    } <= words
-    for curve in ("rate-sent", "rate-billed", "rate-shipped", "lag-billing", "lag-shipping"):
-        points = points_of(root, curve)
-        assert len(points) > 4, curve
-        # Shippers may never be behind.
-        assert curve == "lag-shipping" or len({y for _, y in points}) > 1, f"{curve} is flat"
 
 
 def test_no_child_outlives_a_demo_that_is_killed(tmp_path):

@@ -108,24 +108,6 @@ def at_work(*producers: str, readers: Sequence[str] = ("c",)) -> list[Event]:
     return [*events, *(Read(0.3, "g", reader, "q", 0, "p/0/k") for reader in readers)]
 
 
-def test_recovery_counts_what_began_after_the_fault():
-    events: list[Event] = [
-        *at_work("p"),
-        Invoked(1.0, "p/1/k"),
-        Fault(2.0, "kill broker", "b", False),
-        Fault(5.0, "kill broker", "b", True),
-        Acked(5.1, "p/1/k", "q", 1),  # was on its way all the time
-        Invoked(5.5, "p/2/k"),
-        Acked(6.0, "p/2/k", "q", 2),
-        Read(7.0, "g", "c", "q", 2, "p/2/k"),
-    ]
-
-    (found,) = recoveries(events, ("g",))
-
-    assert found.stored == pytest.approx(1.0)
-    assert found.read == pytest.approx(2.0)
-
-
 def test_recovery_is_that_of_the_last_who_went_on():
     events: list[Event] = [
         *at_work("p", "r", readers=("c", "d")),

@@ -95,10 +95,3 @@ def test_an_answer_that_was_not_waited_for_explains_a_copy(took, count):
     ]
 
     assert len(unexplained_copies(events, patience=1.0)) == count
-
-
-def test_a_copy_in_the_retry_topic_is_no_second_place():
-    retried = "%RETRY%readers@broker-a:0"
-    events: list[Event] = [Invoked(1.0, "p/0/k"), Acked(2.0, "p/0/k", QUEUE, 0), read(3.0)]
-
-    assert unexplained_copies([*events, read(4.0, queue=retried)]) == []

@@ -50,28 +50,6 @@ def test_kubernetes_takes_every_object_of_the_chart(variant, version):
         assert deployment.wrong_in_kubernetes(each, version) == [], each["metadata"]["name"]
 
 
-@pytest.mark.parametrize("version", deployment.KUBERNETES)
-def test_kubernetes_does_not_take_what_it_does_not_know(version):
-    _, objects = deployment.kept("everything")
-    pod, container = next(deployment.containers(objects))
-    broker = next(each for each in objects if each["kind"] == "StatefulSet")
-    service = next(each for each in objects if each["kind"] == "Service")
-
-    container["ressources"] = container.pop("resources")
-    pod["terminationGracePeriodSeconds"] = "30s"
-    del broker["spec"]["selector"]
-    service["spec"]["ports"][0]["port"] = "http"
-
-    said = "\n".join(
-        sentence for each in objects for sentence in deployment.wrong_in_kubernetes(each, version)
-    )
-    assert "'ressources' was unexpected" in said
-    assert "terminationGracePeriodSeconds: '30s' is not of type 'integer'" in said
-    assert "spec: 'selector' is a required property" in said
-    assert "spec.ports.0.port: 'http' is not of type 'integer'" in said
-    assert deployment.wrong_in_kubernetes({"apiVersion": "v2", "kind": "Service"}, version)
-
-
 def test_the_versions_that_are_looked_at_begin_with_the_oldest_that_the_chart_allows():
     (chart,) = deployment.load_strictly((deployment.CHART / "Chart.yaml").read_text())
 

@@ -171,54 +171,6 @@ def repacked(name: str, folder: Path) -> Path:
     return target
 
 
-def test_the_base_install_needs_msgspec_alone(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        (metadata,) = [name for name in archive.namelist() if name.endswith("METADATA")]
-        required = re.findall(
-            r"^Requires-Dist: (.+)$", archive.read(metadata).decode(), re.MULTILINE
-        )
-
-    always = [one for one in required if "extra ==" not in one]
-    assert [re.split(r"[^a-z]", one)[0] for one in always] == ["msgspec"]
-
-
-def test_the_rooms_without_files_import_with_the_base_install_alone():
-    blocked = ("numpy", "pyarrow", "lark", "lz4", "zstandard", "isal", "uvloop")
-    program = f"""
-import sys
-for name in {blocked!r}:
-    sys.modules[name] = None
-import orbitmq, orbitmq.filter, orbitmq.message, orbitmq.wire
-print(len([name for name in sys.modules if name.startswith("orbitmq")]))
-"""
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
-    )
-
-    assert ran.returncode == 0, ran.stderr
-
-
-def test_importing_starts_nothing_and_reads_nothing():
-    program = """
-import logging, sys, threading
-opened = []
-import orbitmq.errors
-sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
-import orbitmq, orbitmq.filter, orbitmq.message, orbitmq.store, orbitmq.wire
-assert threading.active_count() == 1
-assert not logging.getLogger("orbitmq").handlers
-assert not logging.getLogger().handlers
-code = (".py", ".pyc", ".so")
-read = [name for name in opened if isinstance(name, str) and not name.endswith(code)]
-assert not [name for name in read if "/proc/" not in name], read
-"""
-    ran = subprocess.run(
-        [sys.executable, "-B", "-c", program], capture_output=True, text=True, check=False
-    )
-
-    assert ran.returncode == 0, ran.stderr
-
-
 @pytest.mark.feature("P2")
 def test_a_users_type_checker_sees_every_type(tmp_path):
     module = tmp_path / "uses_orbitmq.py"
@@ -243,12 +195,3 @@ def test_a_users_type_checker_sees_every_type(tmp_path):
     # The one wrong line, and nothing else: no missing stubs, no untyped call, no Any.
     (said,) = [line for line in ran.stdout.splitlines() if ": error:" in line]
     assert '"int", variable has type "str"' in said
-
-
-def test_the_lock_holds_hashes_and_no_address():
-    lock = (ROOT / "requirements" / "dev.txt").read_text()
-
-    pinned = re.findall(r"^([A-Za-z0-9_.-]+)==\S+ \\\n    --hash=sha256:", lock, re.MULTILINE)
-    assert "msgspec" in pinned
-    assert len(pinned) == len(re.findall(r"^[A-Za-z0-9]", lock, re.MULTILINE))
-    assert "://" not in lock

@@ -68,12 +68,3 @@ def table_of(said: str, title: str) -> list[list[str]]:
 
 def picture_in(file: Path) -> ET.Element:
     return ET.parse(file).getroot()  # noqa: S314  # we have drawn it ourselves
-
-
-def points_of(picture: ET.Element, curve: str) -> list[tuple[float, float]]:
-    """The points of a curve, as they are drawn."""
-    (group,) = [each for each in picture.iter(f"{SVG}g") if each.get("id") == curve]
-    path = group.find(f"{SVG}path")
-    assert path is not None
-    found = re.findall(r"[ML] ([\d.]+) ([\d.]+)", path.get("d", ""))
-    return [(float(x), float(y)) for x, y in found]

@@ -97,15 +97,6 @@ def test_a_created_topic_is_found_by_clients_at_once():
     assert queues == {"broker-a": 3, "broker-b": 3}
 
 
-def test_more_messages_than_one_read_brings_are_all_there():
-    with EmbeddedCluster() as cluster:
-        bodies = [str(number).encode() for number in range(2500)]
-
-        send(cluster.broker_addresses[0], "orders", *bodies)
-
-        assert [message.body for message in cluster.messages("orders")] == bodies
-
-
 def test_time_that_is_moved_on_makes_delayed_messages_due():
     clock = MovableClock()
 
@@ -224,22 +215,6 @@ def test_a_cluster_that_is_not_started_says_so():
             use()
 
 
-def test_a_cluster_can_be_started_again():
-    cluster = EmbeddedCluster()
-    with cluster:
-        pass
-
-    with cluster:
-        send(cluster.broker_addresses[0], "orders", b"x")
-
-        assert len(cluster.messages("orders")) == 1
-
-
-def test_a_cluster_without_brokers_is_refused():
-    with pytest.raises(OrbitError, match="1 to 26 brokers, got 0"):
-        EmbeddedCluster(brokers=0)
-
-
 # On the caller's loop.
 
 
@@ -255,14 +230,6 @@ async def test_it_lives_on_the_callers_loop():
 
         assert [message.body for message in cluster.messages("orders")] == [b"here"]
         assert cluster.brokers[0].parts.loop is asyncio.get_running_loop()
-
-
-async def test_several_clusters_do_not_know_each_other():
-    async with AsyncEmbeddedCluster() as one, AsyncEmbeddedCluster() as other:
-        await one.create_topic("orders")
-
-        assert (await ask_route(one.name_server, "orders")).code == 0
-        assert (await ask_route(other.name_server, "orders")).code == 17
 
 
 async def test_progress_of_a_group_can_be_looked_at():

@@ -127,17 +127,3 @@ def test_a_run_that_uses_no_fixture_imports_no_broker(pytester, words):
     ran = pytester.runpytest_subprocess(*words)
 
     ran.assert_outcomes(passed=1)
-
-
-def test_the_fixtures_explain_themselves(pytester, words):
-    ran = pytester.runpytest_subprocess(*words, "--fixtures")
-
-    for fixture in (
-        "orbit_cluster",
-        "orbit_broker",
-        "orbit_topic",
-        "orbit_clock",
-        "orbit_client",
-        "orbit_producer",
-    ):
-        ran.stdout.fnmatch_lines([f"{fixture}*"])

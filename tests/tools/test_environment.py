@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.environment import Display, SetupFailed, is_usable, main, set_up
+from tools.environment import Display, SetupFailed, main, set_up
 
 PACKAGES = ("alpha", "beta_more", "gamma", "delta")
 LOCK = "# exact versions\n" + "".join(
@@ -104,10 +104,6 @@ def test_a_failure_shows_the_last_words_of_pip_and_keeps_all(tmp_path, lock):
     assert main(["--venv", str(folder), "--lock", str(lock)]) == 1
 
 
-def test_an_environment_that_works_is_kept(tmp_path, lock, monkeypatch):
-    assert not remade(environment(tmp_path), lock, monkeypatch)
-
-
 def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path, lock, monkeypatch):
     folder = environment(tmp_path)
     (folder / "bin" / "python").unlink()
@@ -132,21 +128,6 @@ def test_the_environment_of_a_checkout_that_was_moved_is_made_anew(tmp_path, loc
     (tmp_path / "before").rename(tmp_path / "after")
 
     assert remade(tmp_path / "after" / ".venv", lock, monkeypatch)
-
-
-def test_the_environment_that_runs_this_is_usable():
-    """What is looked at is really there in one that venv has made."""
-    folder = Path(sys.prefix)
-    if not (folder / "pyvenv.cfg").exists() or not (folder / "bin" / "pip").exists():
-        pytest.skip("this is run without an environment that set-up has made")
-
-    assert is_usable(folder)
-
-
-@pytest.mark.parametrize("error", [ImportError("no ensurepip"), OSError(28, "No space left")])
-def test_what_hinders_an_environment_is_told_in_a_sentence(tmp_path, lock, monkeypatch, error):
-    with pytest.raises(SetupFailed, match=f"{error.args[-1]}.*python3-venv"):
-        remade(tmp_path / ".venv", lock, monkeypatch, error=error)
 
 
 def test_it_needs_nothing_that_is_not_in_python_itself():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -146,17 +145,6 @@ def test_a_mark_that_names_no_row_is_an_error(project):
     assert "tests/test_some.py::test_passes names 'Z9'" in ended.stdout
 
 
-def test_a_file_that_cannot_be_imported_is_an_error_and_the_others_count(project):
-    write_tests(project, "test_broken.py", "import nowhere_to_be_found\n")
-    write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
-
-    ended = features(project)
-
-    assert last_line(ended) == "features: 1 of 4 proven"
-    assert ended.returncode == 1
-    assert "tests/test_broken.py cannot be imported" in ended.stdout
-
-
 def test_interop_tests_count_only_when_asked_for(project):
     write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
     write_tests(
@@ -214,44 +202,6 @@ def build_images(project: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=60,
     )
-
-
-def test_the_last_results_are_shown_without_running_anything(project):
-    write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
-    ran = features(project)
-    (project / "tests" / "test_some.py").unlink()
-
-    shown = features(project, "--last")
-
-    assert last_line(shown) == last_line(ran) == "features: 1 of 4 proven"
-    assert shown.returncode == 0
-    assert json.loads((project / "build" / "features.json").read_text()) == {
-        "broken": [],
-        "tests": {"tests/test_some.py::test_passes": {"ids": ["A1"], "outcome": "passed"}},
-    }
-
-
-def test_several_processes_report_to_one(project):
-    write_tests(
-        project,
-        "test_some.py",
-        "\n".join(f'@pytest.mark.feature("A{n}")\ndef test_{n}(): pass\n' for n in (1, 2)),
-    )
-
-    ended = features(project, "-n", "2")
-
-    assert last_line(ended) == "features: 2 of 4 proven"
-    assert ended.returncode == 0
-
-
-def test_a_row_that_stands_twice_in_the_page_is_refused(project):
-    page = project / "docs" / "features.md"
-    page.write_text(page.read_text() + "| A1 | Once more |\n")
-
-    ended = features(project, "--last")
-
-    assert ended.returncode == 1
-    assert "two rows A1" in ended.stderr
 
 
 def test_a_run_interrupted_half_way_proves_nothing(project):
