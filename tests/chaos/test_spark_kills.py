@@ -16,10 +16,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.brokerlives import BrokerProcess
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import Journal
 from tests.support.sparking import in_files, until
-from tests.support.sparkkilling import BrokerProcess, Job, lag
+from tests.support.sparkkilling import Job, lag
 
 ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "50"))
 SEED = int(os.environ.get("ORBITMQ_FIRST_SEED", "1"))
@@ -38,9 +39,8 @@ Start = Callable[[], Job]
 
 @pytest.fixture
 def broker(tmp_path):
-    found = BrokerProcess(tmp_path / "data")
-    yield found
-    found.bury()
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
 
 
 class Rounds:
@@ -71,7 +71,7 @@ class Rounds:
             getattr(self, f"_kill_{kind}")()
 
     def _send(self) -> None:
-        fill(self._broker.broker, TOPIC, numbered(COUNT, queues=QUEUES, first=self.sent))
+        fill(self._broker.address, TOPIC, numbered(COUNT, queues=QUEUES, first=self.sent))
         self.sent += COUNT
 
     def _kill_driver(self) -> None:
@@ -88,7 +88,7 @@ class Rounds:
                 os.kill(worker, signal.SIGKILL)
 
     def _kill_broker(self) -> None:
-        self._broker.kill()
+        self._broker.stop()
         self._broker.start()
 
 

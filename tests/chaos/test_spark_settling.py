@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from pyarrow import dataset
 
+from tests.support.brokerlives import BrokerProcess
 from tests.support.filling import fill, numbered
 from tests.support.sparking import until
-from tests.support.sparkkilling import BrokerProcess, Job, processes_of
+from tests.support.sparkkilling import Job, processes_of
 from tests.support.sparksettling import EVERY
 
 TOPIC, GROUP = "orders", "billing"
@@ -28,9 +29,8 @@ MASTER = "local-cluster[1,2,1024]"
 
 @pytest.fixture
 def broker(tmp_path):
-    found = BrokerProcess(tmp_path / "data")
-    yield found
-    found.bury()
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
 
 
 def billed(folder: Path) -> Counter[int]:
@@ -63,7 +63,7 @@ def kill_executors(job: Job) -> None:
 
 @pytest.mark.timeout(900)
 def test_no_row_that_failed_is_lost_when_executors_and_driver_are_killed(broker, tmp_path):
-    fill(broker.broker, TOPIC, numbered(COUNT, queues=4))
+    fill(broker.address, TOPIC, numbered(COUNT, queues=4))
     words = (broker.name_server, TOPIC, GROUP, str(tmp_path), MASTER)
 
     first = Job("sparksettling", *words)

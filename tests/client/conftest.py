@@ -13,8 +13,12 @@ from typing import Any, Protocol
 import pytest
 
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
-from tests.support.brokerprocess import BlockingProcessCluster, BrokerProcess, ProcessCluster
-from tests.support.brokerprogram import adjusted
+from tests.support.brokerprocess import (
+    BlockingProcessCluster,
+    BrokerProcess,
+    ProcessCluster,
+    adjusted,
+)
 
 
 class NewCluster(Protocol):

@@ -24,8 +24,16 @@ import pytest
 
 from examples.demo.orders import TOPIC, is_hopeless, make_order, segment_of
 from examples.demo.revenue import Place, Revenue, Totals, of_rows
-from tests.support.demoing import DEADLINE, ROOT, RunningDemo
-from tests.support.demowords import frames_of, largest_of, picture_in, sums_of, table_of
+from tests.support.command import ROOT
+from tests.support.demoing import (
+    DEADLINE,
+    RunningDemo,
+    frames_of,
+    largest_of,
+    picture_in,
+    sums_of,
+    table_of,
+)
 
 pytestmark = pytest.mark.timeout(300)
 

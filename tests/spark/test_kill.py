@@ -8,10 +8,11 @@ from collections import Counter
 
 import pytest
 
+from tests.support.brokerlives import BrokerProcess
 from tests.support.filling import fill, numbered
 from tests.support.sparkheld import Hold
 from tests.support.sparking import in_files, until
-from tests.support.sparkkilling import STARTING, BrokerProcess, Job, lag
+from tests.support.sparkkilling import STARTING, Job, lag
 
 TOPIC = "orders"
 GROUP = "archive"
@@ -20,9 +21,8 @@ QUEUES = 4
 
 @pytest.fixture
 def broker(tmp_path):
-    found = BrokerProcess(tmp_path / "data")
-    yield found
-    found.bury()
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
 
 
 @pytest.mark.feature("M2")
@@ -55,7 +55,7 @@ def test_nothing_is_lost_or_doubled_when_driver_worker_and_broker_are_killed(bro
         second.until_batches(len(second.batches) + 1)
 
         in_the_middle(hold, broker, 1800, 100)
-        broker.kill()
+        broker.stop()
         assert hold.is_batch_open(), "the broker was killed between two batches"
         broker.start()
         hold.end()
@@ -79,4 +79,4 @@ def in_the_middle(hold: Hold, broker: BrokerProcess, first: int, count: int) -> 
 
 
 def send(broker: BrokerProcess, first: int, count: int) -> None:
-    fill(broker.broker, TOPIC, numbered(count, queues=QUEUES, first=first))
+    fill(broker.address, TOPIC, numbered(count, queues=QUEUES, first=first))

@@ -10,18 +10,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from orbitmq.testing import EmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import ResetOffsetRequest
+from tests.support.command import ROOT, Piped
 from tests.support.remoting import asked
 
-ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "clients.txt"
 FOLDER = ROOT / "build" / "clients"
 DRIVER = ROOT / "tests" / "clients" / "cpp_driver.py"
@@ -113,36 +111,19 @@ def obtain(package: str) -> Path:
     return target
 
 
-class DrivenClient:
+class DrivenClient(Piped):
     """A process that does with a client what it is told, and what it has told so far."""
+
+    deadline = DEADLINE
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.messages: list[dict[str, Any]] = []
         self.checked: list[str] = []
         self._answers: list[dict[str, Any]] = []
-        self._news = threading.Condition()
-        self._has_ended = False
         # Clients log and keep progress below the home directory.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"HOME": str(home), "PATH": os.environ.get("PATH", ""), **environment},
-            cwd=home,
-            text=True,
-        )
-        self._errors: list[str] = []
-        self._readers = [
-            threading.Thread(target=self._listen, daemon=True),
-            threading.Thread(target=self._collect_errors, daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def __enter__(self) -> Self:
-        return self
+        env = {"HOME": str(home), "PATH": os.environ.get("PATH", ""), **environment}
+        super().__init__(command, env, cwd=home, stdin=subprocess.PIPE)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -156,9 +137,7 @@ class DrivenClient:
     def try_to(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Have something done that may fail; the answer as it is."""
         before = len(self._answers)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._process.stdin.flush()
+        self.write(json.dumps({"do": do, **arguments}) + "\n")
         self.until(lambda: len(self._answers) > before, f"an answer to {do}")
         return self._answers[-1]
 
@@ -183,14 +162,7 @@ class DrivenClient:
 
     def until(self, condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
         """Return when the condition holds; fail when it does not in time or the client is gone."""
-        end = time.monotonic() + deadline
-        with self._news:
-            while not condition():
-                assert not self._has_ended, f"the client ended: {''.join(self._errors)[-2000:]}"
-                left = end - time.monotonic()
-                assert left > 0, f"{what} did not come within {deadline:g} s; had {self.messages}"
-                # Conditions may speak of other clients or of the broker, which wake nobody here.
-                self._news.wait(min(left, 0.05))
+        self.until_true(condition, f"{what}; had {self.messages}", deadline)
 
     def until_bodies(self, bodies: Sequence[str], deadline: float = DEADLINE) -> None:
         """Wait until messages of these bodies have come, at least once each."""
@@ -202,39 +174,22 @@ class DrivenClient:
 
     def close(self) -> None:
         """End it, which it does by itself when its input ends."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         try:
-            self._process.wait(timeout=10)
+            self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for reader in self._readers:
-            reader.join(timeout=10)
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+            self.process.kill()
+        self.wait()
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            told = json.loads(line)
-            with self._news:
-                if "message" in told:
-                    self.messages.append(told["message"])
-                elif "checked" in told:
-                    self.checked.append(told["checked"])
-                else:
-                    self._answers.append(told)
-                self._news.notify_all()
-        with self._news:
-            self._has_ended = True
-            self._news.notify_all()
-
-    def _collect_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._errors.append(line)
+    def _take(self, line: str) -> None:
+        told = json.loads(line)
+        if "message" in told:
+            self.messages.append(told["message"])
+        elif "checked" in told:
+            self.checked.append(told["checked"])
+        else:
+            self._answers.append(told)
 
 
 #: Starts a process with a client, below this home directory.

@@ -1,96 +1,37 @@
-"""The demo as somebody meets it: at a terminal of its own, where Ctrl-C can be pressed."""
+"""The demo at a terminal, where Ctrl-C can be pressed, and what it shows, taken apart."""
 
 from __future__ import annotations
 
-import codecs
-import fcntl
 import os
-import pty
 import re
 import signal
-import struct
-import subprocess
 import sys
-import termios
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
 
-from tests.support.command import environment
+from tests.support.command import ROOT, Terminal, environment
 
-ROOT = Path(__file__).parents[2]
 #: Far above what anything of it takes, so that a busy machine fails nothing.
 DEADLINE = 120.0
-
-#: Makes the terminal on the standard input that of the session, whose keys send signals.
-_AT_TERMINAL = (
-    "import fcntl, os, sys, termios;"
-    "fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
-class RunningDemo:
+class RunningDemo(Terminal):
     """The demo in the foreground of a terminal; its output goes there, or into a pipe."""
+
+    deadline = DEADLINE
 
     def __init__(self, folder: Path, *options: str, piped: bool = False) -> None:
         self.folder = folder
-        self._said = ""
-        self._grew = threading.Condition()
-        self._terminal, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 130, 0, 0))
-        # A terminal has a size of its own; a pipe has none.
+        words = [sys.executable, "-m", "examples.demo", "--folder", str(folder), *options]
         env = environment({"TERM": "xterm", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"})
-        if not piped:
-            del env["COLUMNS"]
-        words = ["-m", "examples.demo", "--folder", str(folder), *options]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _AT_TERMINAL, *words],
-            cwd=ROOT,
-            stdin=theirs,
-            stdout=subprocess.PIPE if piped else theirs,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        output = self.process.stdout.fileno() if self.process.stdout else self._terminal
-        self._listener = threading.Thread(target=self._listen, args=(output,), daemon=True)
-        self._listener.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(DEADLINE)
-        self._listener.join(DEADLINE)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        os.close(self._terminal)
+        super().__init__(words, env, 50, 130, is_piped=piped, cwd=ROOT)
 
     @property
     def said(self) -> str:
         """Everything so far, without colours; of a screen that was drawn anew, every frame."""
-        with self._grew:
-            return _ESCAPE.sub("", self._said)
-
-    def until(self, wanted: str | Callable[[str], object]) -> str:
-        """Wait for these words, or until what was said is as wanted; everything so far."""
-        is_there = (lambda said: wanted in said) if isinstance(wanted, str) else wanted
-        end = time.monotonic() + DEADLINE
-        while True:
-            has_ended = not self._listener.is_alive()
-            if is_there(said := self.said):
-                return said
-            assert not has_ended, f"it ended before: {said}"
-            assert time.monotonic() < end, said
-            with self._grew:
-                self._grew.wait(0.05)
+        return _ESCAPE.sub("", self.screen)
 
     def until_there(self, file: str) -> None:
         """Wait until something in the folder matches."""
@@ -109,32 +50,75 @@ class RunningDemo:
 
     def press_ctrl_c(self) -> None:
         """As a person does: the terminal sends SIGINT to all in the foreground."""
-        os.write(self._terminal, b"\x03")
+        self.press("\x03")
 
     def send_to_all(self, number: signal.Signals) -> None:
         """As `timeout` and service managers do."""
         os.killpg(self.process.pid, number)
 
-    def wait(self) -> int:
-        """Hear it to its end; the exit code."""
-        code = self.process.wait(DEADLINE)
-        self._listener.join(DEADLINE)
-        return code
-
     def children(self) -> list[int]:
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
-    def _listen(self, output: int) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        while data := _read(output):
-            with self._grew:
-                self._said += decoder.decode(data)
-                self._grew.notify_all()
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+_NUMBER = r"([\d,]+)"
+_FRAME = re.compile(
+    rf"three shops send +{_NUMBER} +{_NUMBER}.*\n"
+    rf"billing, on Spark +{_NUMBER} +{_NUMBER} +{_NUMBER}.*\n"
+    rf"shipping, plain +{_NUMBER} +{_NUMBER} +{_NUMBER}.*\n"
+    rf"Spark: {_NUMBER} batch(?:es)?, .*?; {_NUMBER} retr(?:y|ies), {_NUMBER} dead letters?\."
+)
 
 
-def _read(output: int) -> bytes:
-    try:
-        return os.read(output, 65536)
-    except OSError:
-        return b""  # how Linux says that the other side of a terminal is closed
+class Frame(NamedTuple):
+    """The numbers of the screen at one time."""
+
+    sent: int
+    sent_rate: int
+    billed: int
+    billed_rate: int
+    billing_lag: int
+    shipped: int
+    shipped_rate: int
+    shipping_lag: int
+    batches: int
+    retries: int
+    dead: int
+
+
+def frames_of(said: str) -> list[Frame]:
+    return [Frame(*map(number, match.groups())) for match in _FRAME.finditer(said)]
+
+
+def largest_of(said: str) -> Frame:
+    """The largest of each number that was shown at any time."""
+    frames = frames_of(said) or [Frame(*(0 for _ in Frame._fields))]
+    return Frame(*map(max, zip(*frames, strict=True)))
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def sums_of(said: str) -> dict[str, list[int]]:
+    """The summary by group: sent, done, dead letters, lost, done twice."""
+    rows = table_of(said, "Every order is accounted for")[1:]
+    return {row[0].split()[0]: [number(cell) for cell in row[1:]] for row in rows}
+
+
+def table_of(said: str, title: str) -> list[list[str]]:
+    """The rows of the table with this title, the names of its columns first."""
+    lines = said[said.index(title) :].splitlines()[1:]
+    rows: list[list[str]] = []
+    for line in lines:
+        if not line.startswith(tuple("┏┃┡│└")):
+            break
+        if line[0] in "┃│":
+            rows.append([cell.strip() for cell in re.split("[┃│]", line)[1:-1]])
+    return rows
+
+
+def picture_in(file: Path) -> ET.Element:
+    return ET.parse(file).getroot()  # noqa: S314  # we have drawn it ourselves

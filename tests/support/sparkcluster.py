@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import threading
 from pathlib import Path
 from typing import Self
 
 from orbitmq.spark.session import prepare
+from tests.support.command import Piped, importing
 from tests.support.sparkkilling import kill_session
 
 #: A JVM on a busy machine takes its time.
@@ -19,15 +18,16 @@ _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _JOINED = re.compile(r"Successfully registered with master")
 
 
-class Daemon:
+class Daemon(Piped):
     """A process of Spark that serves until it is killed."""
 
+    deadline = DEADLINE
+
     def __init__(self, kind: str, *words: str, folder: Path) -> None:
-        environment = dict(os.environ)
+        environment = importing()
         prepare(environment)
         folder.mkdir(parents=True)
         environment |= {
-            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -36,49 +36,27 @@ class Daemon:
         }
         name = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
         spark_class = Path(environment["SPARK_HOME"]) / "bin" / "spark-class"
-        self.process = subprocess.Popen(
+        super().__init__(
             [str(spark_class), name, "--host", "127.0.0.1", "--webui-port", "0", *words],
-            env=environment,
+            environment,
             cwd=folder,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
             errors="replace",
             start_new_session=True,
         )
-        self._lines: list[str] = []
-        self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def until_said(self, pattern: re.Pattern[str]) -> re.Match[str]:
         """What it said that matches."""
 
-        def said() -> re.Match[str] | None:
-            return next(filter(None, map(pattern.search, self._lines)), None)
-
-        with self._changed:
-            self._changed.wait_for(lambda: said() or self.process.poll() is not None, DEADLINE)
-            found = said()
-        assert found is not None, "".join(self._lines)[-4000:]
+        self.until_true(lambda: pattern.search(self.errors), pattern.pattern)
+        found = pattern.search(self.errors)
+        assert found is not None
         return found
 
     def kill(self) -> None:
         """Kill it with everything that it has started: the machine is gone. May be repeated."""
         kill_session(self.process.pid)
-        self.process.wait(DEADLINE)
-        self._reader.join(DEADLINE)
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
-            for line in lines:
-                with self._changed:
-                    self._lines.append(line)
-                    self._changed.notify_all()
-        with self._changed:
-            self._changed.notify_all()
+        self.wait()
 
 
 class SparkCluster:
@@ -115,6 +93,3 @@ class SparkCluster:
         daemon = Daemon(kind, *words, folder=folder)
         self._daemons.append(daemon)
         return daemon
-
-
-ROOT = Path(__file__).parents[2]

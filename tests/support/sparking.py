@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -14,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyarrow import parquet
 
+from tests.support.command import ROOT, importing
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-ROOT = Path(__file__).parents[2]
 #: For anything that Spark does; its first batch alone may take many seconds.
 DEADLINE = 90
 
@@ -107,11 +107,11 @@ def run_module(
 
     `without` are variables of the environment that it does not get.
     """
-    inherited = {name: value for name, value in os.environ.items() if name not in without}
+    env = {name: value for name, value in importing().items() if name not in without}
     done = subprocess.run(
         [sys.executable, "-m", f"tests.support.{module}", *words],
         cwd=cwd,
-        env={**inherited, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        env=env,
         input=text,
         capture_output=True,
         text=True,

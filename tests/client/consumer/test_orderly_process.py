@@ -26,9 +26,9 @@ from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import RawClient
-from tests.support.brokerprocess import ROOT, ProcessCluster
+from tests.support.brokerprocess import ProcessCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
-from tests.support.command import environment
+from tests.support.command import ROOT, environment
 from tests.support.consumers import consumer_of, new_group, own_queues, send
 from tests.support.consuming import DEADLINE, until
 from tools.chaos.proxy import FaultyProxy, Weather
