@@ -13,12 +13,8 @@ from typing import Any, Protocol
 import pytest
 
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
-from tests.support.brokerprocess import (
-    BlockingProcessCluster,
-    BrokerProcess,
-    ProcessCluster,
-    adjusted,
-)
+from tests.support.brokerprocess import BlockingProcessCluster, BrokerProcess, ProcessCluster
+from tests.support.brokerprogram import adjusted
 
 
 class NewCluster(Protocol):

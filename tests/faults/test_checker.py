@@ -58,6 +58,10 @@ class Story:
         text = str(Value("p", sequence, key))
         return self._add(lambda at: Read(at, GROUP, reader, QUEUE, offset, text))
 
+    def read_by_others(self, sequence: int, offset: int) -> Story:
+        text = str(Value("p", sequence, "k"))
+        return self._add(lambda at: Read(at, "others", "x", QUEUE, offset, text))
+
     def handle(self, sequence: int, offset: int, reader: str = "c1", key: str = "k") -> Story:
         return self.enter(sequence, offset, reader, key).read(sequence, offset, reader, key)
 
@@ -93,98 +97,69 @@ def test_a_history_without_anomalies_is_clean():
     assert (found.acked, found.reads, found.unknown, found.refused) == (3, 3, 0, 0)
 
 
-def _lost() -> Story:
-    return Story().send(0, 0).send(1, 1).assign("c1", QUEUE).handle(1, 1)
+def two(key: str = "k", other: str = "k") -> Story:
+    """Messages 0 and 1 in their places, and a member that owns the queue."""
+    return Story().send(0, 0, key).send(1, 1, other).assign("c1", QUEUE)
 
 
-def _unseen() -> Story:
-    return Story().send(0, 0).send(1, 1).handle(0, 0)
-
-
-def _corrupt() -> Story:
-    return good_story().corrupt(3)
-
-
-def _refused_and_read() -> Story:
-    return good_story().refuse(7).handle(7, 3, "c2")
-
-
-def _never_sent() -> Story:
-    return good_story().handle(99, 3, "c2")
-
-
-def _two_values_for_readers() -> Story:
-    return good_story().invoke(5).invoke(6).handle(5, 3, "c2").read(6, 3, "c3")
-
-
-def _two_values_for_sender_and_reader() -> Story:
-    return Story().send(0, 0).send(1, 1).handle(0, 0).handle(0, 1)
-
-
-def _sent_out_of_order() -> Story:
-    return Story().send(0, 1).send(1, 0).assign("c1", QUEUE).handle(1, 0).handle(0, 1)
-
-
-def _handled_out_of_order() -> Story:
-    story = Story().send(0, 0).send(1, 1).assign("c1", QUEUE)
-    return story.enter(0, 0).enter(1, 1).read(0, 0).read(1, 1)
-
-
-def _skipped() -> Story:
-    story = Story().send(0, 0).send(1, 1).send(2, 2).assign("c1", QUEUE)
-    return story.handle(0, 0).handle(2, 2).assign("c1").assign("c1", QUEUE).handle(1, 1)
-
-
-def _stepped_back() -> Story:
-    story = Story().send(0, 0).send(1, 1).assign("c1", QUEUE)
-    return story.handle(0, 0).handle(1, 1).handle(0, 0)
-
-
-def _overlap() -> Story:
-    story = Story().send(0, 0, "a").send(1, 1, "b").assign("c1", QUEUE).enter(0, 0, key="a")
-    return story.assign("c2", QUEUE).handle(1, 1, "c2", "b").read(0, 0, key="a")
-
-
-def _overlap_in_one_member() -> Story:
-    story = Story().send(0, 0, "a").send(1, 1, "b").assign("c1", QUEUE).enter(0, 0, key="a")
-    return story.handle(1, 1, key="b").read(0, 0, key="a")
-
-
-def _passed_over() -> Story:
-    story = Story().send(0, 0).lose_sight(1).send(2, 2).assign("c1", QUEUE)
-    story.events.append(Read(50.0, "others", "x", QUEUE, 1, str(Value("p", 1, "k"))))
-    return story.handle(0, 0).handle(2, 2)
-
-
-PLANTED: dict[str, tuple[Callable[[], Story], str]] = {
-    "a message below one that was read": (_lost, "lost"),
-    "a message at the end": (_unseen, "unseen"),
-    "a changed body": (_corrupt, "corrupt"),
-    "a refused message that was read": (_refused_and_read, "aborted reads"),
-    "a message that nobody has sent": (_never_sent, "aborted reads"),
-    "a place with two values for readers": (_two_values_for_readers, "inconsistent offsets"),
-    "a place with another value than promised": (
-        _two_values_for_sender_and_reader,
+PLANTED = {
+    "a message below one that was read": ("lost", two().handle(1, 1)),
+    "a message at the end": ("unseen", two().handle(0, 0)),
+    "a changed body": ("corrupt", good_story().corrupt(3)),
+    "a refused message that was read": ("aborted reads", good_story().refuse(7).handle(7, 3, "c2")),
+    "a message that nobody has sent": ("aborted reads", good_story().handle(99, 3, "c2")),
+    "a place with two values for readers": (
         "inconsistent offsets",
+        good_story().invoke(5).invoke(6).handle(5, 3, "c2").read(6, 3, "c3"),
     ),
-    "a later message stored before an earlier one": (_sent_out_of_order, "sent out of order"),
+    "a place with another value than promised": (
+        "inconsistent offsets",
+        two().handle(0, 0).handle(0, 1),
+    ),
+    "a later message stored before an earlier one": (
+        "sent out of order",
+        Story().send(0, 1).send(1, 0).assign("c1", QUEUE).handle(1, 0).handle(0, 1),
+    ),
     "a later message begun before an earlier one was done": (
-        _handled_out_of_order,
         "handled out of order",
+        two().enter(0, 0).enter(1, 1).read(0, 0).read(1, 1),
     ),
-    "an offset left out": (_skipped, "skipped"),
-    "an offset repeated": (_stepped_back, "stepped back"),
-    "two owners at once": (_overlap, "overlaps"),
-    "two messages of a queue at once in its owner": (_overlap_in_one_member, "overlaps"),
-    "a send without outcome that another group has": (_passed_over, "lost"),
+    "an offset left out": (
+        "skipped",
+        two().send(2, 2).handle(0, 0).handle(2, 2).assign("c1").assign("c1", QUEUE).handle(1, 1),
+    ),
+    "an offset repeated": ("stepped back", two().handle(0, 0).handle(1, 1).handle(0, 0)),
+    "two owners at once": (
+        "overlaps",
+        two("a", "b")
+        .enter(0, 0, key="a")
+        .assign("c2", QUEUE)
+        .handle(1, 1, "c2", "b")
+        .read(0, 0, key="a"),
+    ),
+    "two messages of a queue at once in its owner": (
+        "overlaps",
+        two("a", "b").enter(0, 0, key="a").handle(1, 1, key="b").read(0, 0, key="a"),
+    ),
+    "a send without outcome that another group has": (
+        "lost",
+        Story()
+        .send(0, 0)
+        .lose_sight(1)
+        .send(2, 2)
+        .assign("c1", QUEUE)
+        .read_by_others(1, 1)
+        .handle(0, 0)
+        .handle(2, 2),
+    ),
 }
 
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_every_planted_anomaly_is_found(planted):
-    tell, kind = PLANTED[planted]
+    kind, story = PLANTED[planted]
 
-    found = judge(tell())
+    found = judge(story)
 
     assert found.anomalies[kind], f"{planted} was not found"
 
@@ -257,8 +232,7 @@ def test_a_call_that_a_pause_caught_is_counted_and_the_next_one_is_not_excused()
 
 
 def test_a_send_without_outcome_at_the_end_of_a_queue_may_be_on_its_way():
-    story = good_story().lose_sight(3)
-    story.events.append(Read(100.0, "others", "x", QUEUE, 3, str(Value("p", 3, "k"))))
+    story = good_story().lose_sight(3).read_by_others(3, 3)
 
     assert judge(story).is_clean
 

@@ -12,7 +12,7 @@ from tools.chaos.faultybroker import FORGETS
 from tools.chaos.figures import Figure
 from tools.chaos.history import Acked
 from tools.chaos.programs import Stage, wait_until
-from tools.chaos.scenarios import disks, killing, network, ordering, rebalancing
+from tools.chaos.scenarios import disks, killing, later, network, ordering, rebalancing
 
 SEED = 7
 
@@ -37,6 +37,11 @@ def assert_kept(figures: Sequence[Figure]) -> None:
 @pytest.mark.timeout(180)
 def test_kill_9_of_a_broker_that_flushes_loses_nothing_and_reorders_nothing(stage):
     assert_kept(killing.kill_sync(stage, Effort(5.0, SEED)))
+
+
+@pytest.mark.timeout(180)
+def test_delayed_messages_come_across_kill_9_and_never_early(stage):
+    assert_kept(later.delayed(stage, Effort(14.0, SEED)))
 
 
 @pytest.mark.timeout(180)

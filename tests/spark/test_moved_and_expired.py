@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.movingbroker import MovingBroker, moving_broker
 
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.ranges.cluster import Bounds, RangeCluster
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
-from tests.support.brokerlives import SMALL, MovingBroker, moving_broker
+from tests.support.brokerlives import SMALL
 from tests.support.filling import Sent, fill, numbered
+from tests.support.movingbroker import MovingBroker, moving_broker
 from tests.support.sparkheld import TASKS, Hold, passing
 from tests.support.sparking import DEADLINE, in_files, into_files, stream, until
 from tests.support.sparkkilling import lag

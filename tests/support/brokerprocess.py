@@ -10,65 +10,21 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
 from typing import Any, cast
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.settings import BrokerSettings
 from orbitmq.message.stored import StoredMessage, decode_message
 from orbitmq.remoting.settings import Address, parse_address
-from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster, MovableClock
-
-
-def adjusted(settings: BrokerSettings, changes: Mapping[str, Any]) -> BrokerSettings:
-    """Settings of a broker with some of them changed; those of a part by a mapping of their own."""
-    return replace(
-        settings,
-        **{
-            name: replace(getattr(settings, name), **value) if isinstance(value, dict) else value
-            for name, value in changes.items()
-        },
-    )
-
-
-class _PassingClock(MovableClock):
-    """A clock of which the time that passed can be moved as well: locks and members grow old."""
-
-    passed = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.passed
-
-
-class _There(EmbeddedCluster):
-    """A cluster in the other process, which is asked there; its answers can travel."""
-
-    def __init__(self, brokers: int, changes: Mapping[str, Any]) -> None:
-        self._passing = _PassingClock()
-        super().__init__(
-            brokers=brokers, clock=self._passing, adjust=partial(adjusted, changes=changes)
-        )
-
-    def begin(self) -> tuple[str, tuple[str, ...]]:
-        self.start()
-        return self.name_server, self.broker_addresses
-
-    def records(self, topic: str) -> list[bytes]:
-        return [message.encode() for message in self.messages(topic)]
-
-    def behind(self, group: str, topic: str) -> list[tuple[str, int]]:
-        return self._call(lambda: self._cluster._behind(group, topic))
-
-    def pass_time(self, seconds: float) -> None:
-        self._passing.passed += seconds
+from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from tests.support.brokerprogram import HostedCluster
 
 
 class BrokerProcess(BaseManager):
     """A process with clusters."""
 
-    cluster: Callable[[int, Mapping[str, Any]], _There]
+    cluster: Callable[[int, Mapping[str, Any]], HostedCluster]
 
     def __init__(self) -> None:
         super().__init__(ctx=multiprocessing.get_context("spawn"))
@@ -76,10 +32,10 @@ class BrokerProcess(BaseManager):
 
 BrokerProcess.register(
     "cluster",
-    _There,
+    HostedCluster,
     exposed=(
         *("begin", "stop", "restart_broker", "create_topic", "records", "progress", "behind"),
-        *("advance", "pass_time"),
+        "advance",
     ),
 )
 
@@ -138,10 +94,6 @@ class ProcessCluster(AsyncEmbeddedCluster):
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self._there.advance(seconds)
-
-    def pass_time(self, seconds: float) -> None:
-        """Let what brokers measure pass, which `advance` does not: locks and members grow old."""
-        self._there.pass_time(seconds)
 
 
 class BlockingProcessCluster(EmbeddedCluster):
