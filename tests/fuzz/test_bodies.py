@@ -13,10 +13,8 @@ import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.namesrv.server import NameServer
-from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.channels import connect
-from orbitmq.remoting.settings import Address, ServerSettings
+from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import (
     CheckClientRequest,
     CreateGroupList,
@@ -72,14 +70,6 @@ async def broker(tmp_path):
     await broker.start()
     yield broker
     await broker.stop(grace=0)
-
-
-@pytest.fixture
-async def name_server():
-    server = NameServer(NameServerSettings(server=ServerSettings(port=0)))
-    await server.start()
-    yield server
-    await server.stop(grace=0)
 
 
 @pytest.mark.timeout(1200)

@@ -12,10 +12,7 @@ import random
 
 import pytest
 
-from orbitmq.namesrv.server import NameServer
-from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.channels import connect
-from orbitmq.remoting.settings import ServerSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from tests.support.conversing import converse_all
 from tests.support.fuzzing import fuzz_seed, note_inputs, rounds
@@ -25,14 +22,6 @@ SEED = fuzz_seed(20)
 CONVERSATIONS = rounds(1500)
 #: For the server to end a connection whose peer has said everything.
 ENDS_WITHIN = 30.0
-
-
-@pytest.fixture
-async def name_server():
-    server = NameServer(NameServerSettings(server=ServerSettings(port=0)))
-    await server.start()
-    yield server
-    await server.stop(grace=0)
 
 
 @pytest.mark.timeout(1200)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.simulation_plants import PLANTS
+from tests.support.simulation import PLANTS
 
 SEEDS = int(os.environ.get("ORBITMQ_SEEDS", "60"))
 FIRST = int(os.environ.get("ORBITMQ_FIRST_SEED", "0"))

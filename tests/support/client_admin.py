@@ -100,21 +100,22 @@ class World:
     ) -> None:
         """Send a message that the group gives up at once."""
         sent = await self.send(queue, body, **properties)
-        client = await self.client(queue.broker)
-        offset = int(sent.msg_id[-16:], 16)
-        header = ConsumerSendBackRequest(offset=offset, group=group, delay_level=-1)
-        answer = await client.connection.request(
-            RequestCode.CONSUMER_SEND_MSG_BACK, header, extra={"reason": reason} if reason else None
-        )
-        assert answer.code == 0, answer.remark
+        await self.fail(queue, sent.msg_id, group, -1, extra={"reason": reason} if reason else None)
 
-    async def fail(self, queue: Queue, msg_id: str, group: str = GROUP, level: int = 0) -> None:
+    async def fail(
+        self,
+        queue: Queue,
+        msg_id: str,
+        group: str = GROUP,
+        level: int = 0,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
         """Send a stored message back for another attempt."""
         client = await self.client(queue.broker)
-        header = ConsumerSendBackRequest(
-            offset=int(msg_id[-16:], 16), group=group, delay_level=level
-        )
-        answer = await client.connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        offset = int(msg_id[-16:], 16)
+        header = ConsumerSendBackRequest(offset=offset, group=group, delay_level=level)
+        code = RequestCode.CONSUMER_SEND_MSG_BACK
+        answer = await client.connection.request(code, header, extra=extra)
         assert answer.code == 0, answer.remark
 
     async def consumer(self, client_id: str, **fields: Any) -> FakeConsumer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,7 @@ class HandBroker:
         self.clock = clock
         self.changes = changes
         self.files: DiskFiles = changes.pop("files", None) or QuickFiles()
-        self.broker = Broker(
-            small_settings(root, **changes), clock=clock, files=self.files, disk=QuickConfigDisk()
-        )
+        self.broker = self._made()
 
     @property
     def parts(self) -> Parts:
@@ -105,13 +104,12 @@ class HandBroker:
 
     async def _start_again(self, changes: dict[str, Any]) -> None:
         self.changes |= changes
-        self.broker = Broker(
-            small_settings(self.root, **self.changes),
-            clock=self.clock,
-            files=self.files,
-            disk=QuickConfigDisk(),
-        )
+        self.broker = self._made()
         await self.broker.start()
+
+    def _made(self) -> Broker:
+        settings = small_settings(self.root, **self.changes)
+        return Broker(settings, clock=self.clock, files=self.files, disk=QuickConfigDisk())
 
 
 @contextlib.asynccontextmanager
@@ -131,12 +129,7 @@ async def hand_broker(
 
 def with_levels(*delays: float) -> StoreSettings:
     """A store whose delay levels have these delays."""
-    return StoreSettings(
-        file_size=SMALL_STORE.file_size,
-        preallocate_step=0,
-        index_file=SMALL_STORE.index_file,
-        delay_levels=delays,
-    )
+    return replace(SMALL_STORE, delay_levels=delays)
 
 
 async def send_back(

@@ -44,7 +44,7 @@ _OF_CACHES = frozenset({"weakref.ReferenceType"})
 #: Objects of one kind that belong to what is on its way out, and soon are gone.
 _JUST_GOING = 16
 
-Step: TypeAlias = Callable[[int], Awaitable[None]]
+Step: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +207,16 @@ class Restarting:
         async with AsyncProducer("restarts", client=self._client) as producer:
             await producer.send(TOPIC, b"%d" % number)
         kinds: tuple[Step, ...] = (self._push, self._push_in_order, self._push_sync, self._poll)
-        await kinds[number % len(kinds)](number)
+        await kinds[number % len(kinds)]()
 
-    async def _push(self, number: int) -> None:
-        del number
+    async def _push_in_order(self) -> None:
+        await self._push("ordered", ordered=True)
+
+    async def _push(self, group: str = "async", *, ordered: bool = False) -> None:
         seen: list[ReceivedMessage] = []
-        consumer = AsyncConsumer("async", client=self._client, consume_from=ConsumeFrom.FIRST)
+        consumer = AsyncConsumer(
+            group, client=self._client, consume_from=ConsumeFrom.FIRST, ordered=ordered
+        )
 
         @consumer.on(TOPIC)
         async def take(message: ReceivedMessage) -> None:
@@ -221,18 +225,7 @@ class Restarting:
         async with consumer:
             await until(lambda: seen, deadline=DEADLINE)
 
-    async def _push_in_order(self, number: int) -> None:
-        del number
-        seen: list[ReceivedMessage] = []
-        consumer = AsyncConsumer(
-            "ordered", client=self._client, consume_from=ConsumeFrom.FIRST, ordered=True
-        )
-        consumer.on(TOPIC)(seen.append)
-        async with consumer:
-            await until(lambda: seen, deadline=DEADLINE)
-
-    async def _push_sync(self, number: int) -> None:
-        del number
+    async def _push_sync(self) -> None:
         seen = threading.Event()
         consumer = Consumer("sync", client=self._client, consume_from=ConsumeFrom.FIRST)
 
@@ -246,8 +239,7 @@ class Restarting:
 
         await asyncio.to_thread(consume)
 
-    async def _poll(self, number: int) -> None:
-        del number
+    async def _poll(self) -> None:
 
         def poll() -> None:
             with PullConsumer("polled-once", client=self._client, consume_from="first") as consumer:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
+import msgspec
+
 from orbitmq.client.consumer.dispatch import WindowReceiver
 from orbitmq.client.consumer.progress import BrokerProgress, MemoryProgress, TrackedProgress
 from orbitmq.client.consumer.pull import Puller
@@ -20,19 +22,12 @@ from orbitmq.message.stored import StoredMessage
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
 from orbitmq.remoting.server import Server
-from orbitmq.wire.bodies import (
-    BrokerData,
-    ConsumeFromWhere,
-    ConsumerData,
-    ConsumeType,
-    MessageModel,
-    QueueData,
-    TopicRouteData,
-)
+from orbitmq.wire.bodies import ConsumerData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import OffsetResponse, PullMessageRequest, PullMessageResponse
 from orbitmq.wire.javajson import encode_body
+from tests.support.client import consumer_data, topic_route
 
 GROUP = "billing"
 TOPIC = "orders"
@@ -121,13 +116,8 @@ class Pulling:
         )
 
     def consumer_data(self) -> ConsumerData:
-        return ConsumerData(
-            group_name=GROUP,
-            consume_type=ConsumeType.CONSUME_PASSIVELY,
-            message_model=MessageModel.CLUSTERING,
-            consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-            subscription_data_set=self.subscriptions.to_data(),
-        )
+        told = self.subscriptions.to_data()
+        return msgspec.structs.replace(consumer_data(GROUP), subscription_data_set=told)
 
     async def subscribe(self, subscription: Subscription) -> None:
         self.subscriptions.put(subscription)
@@ -252,20 +242,10 @@ class ScriptedBroker:
 
     def _route(self, _: Connection, request: Command) -> Command:
         self.routes_asked += 1
-        addresses = {0: str(self._server.address)}
+        addresses = {0: self._server.address}
         if self.slave_script is not None:
-            addresses[1] = str(self._slave.address)
-        route = TopicRouteData(
-            broker_datas=(BrokerData(broker_name="broker-a", broker_addrs=addresses),),
-            queue_datas=(
-                QueueData(
-                    broker_name="broker-a",
-                    perm=6,
-                    read_queue_nums=self.queues,
-                    write_queue_nums=self.queues,
-                ),
-            ),
-        )
+            addresses[1] = self._slave.address
+        route = topic_route({"broker-a": addresses}, queues=self.queues)
         return request.answer(0, body=encode_body(route))
 
     def _heartbeat(self, _: Connection, request: Command) -> Command:

@@ -38,10 +38,10 @@ def slave_of(master: Broker, **changes: Any) -> dict[str, Any]:
     return {"broker_id": 1, "replication": replace(QUICK, **(told | changes))}
 
 
-async def until_copied(master: Broker, slave: Broker, deadline: float = 20.0) -> None:
+async def until_copied(master: Broker, slave: Broker) -> None:
     """Return when the slave has what the master has."""
     mine, theirs = master.parts.store.mirroring, slave.parts.store.mirroring
-    await until(lambda: theirs.written == mine.end, deadline)
+    await until(lambda: theirs.written == mine.end, 20.0)
 
 
 async def until_rounds(slave: Broker, more: int = 1, deadline: float = 10.0) -> None:

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Self, TypeAlias
 
-from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
+from orbitmq.remoting.settings import parse_address
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers import PullMessageRequest, PullMessageResponse
 from orbitmq.wire.javajson import encode_body
+from tests.support.client import topic_route
 
 #: What becomes of the pulls that came together: bytes to send, in the order to send them.
 #: None closes the connection.
@@ -89,15 +90,10 @@ class ScriptedBroker:
                     return
 
     def _route(self, request: Command) -> bytes:
-        addresses = dict(enumerate(self._replicas, 1))
+        addresses = dict(enumerate(map(parse_address, self._replicas), 1))
         if self._is_registered:
-            addresses[0] = self.address
-        route = TopicRouteData(
-            broker_datas=(BrokerData(broker_name="broker-a", broker_addrs=addresses),),
-            queue_datas=(
-                QueueData(broker_name="broker-a", perm=6, read_queue_nums=1, write_queue_nums=1),
-            ),
-        )
+            addresses[0] = parse_address(self.address)
+        route = topic_route({"broker-a": addresses}, queues=1)
         return encode_command(request.answer(ResponseCode.SUCCESS, body=encode_body(route)))
 
 

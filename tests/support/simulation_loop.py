@@ -28,6 +28,8 @@ EPOCH = 1_700_000_000.0
 #: How long a step of the loop takes at least. Also the fastest machine needs some time for one, and
 #: programs may rely on that: who waits for a moment that is nearly there would wait for ever.
 STEP_TIME = 1e-6
+#: A simulation that needs more steps never ends.
+MOST_STEPS = 2_000_000
 #: How long work that real programs give to a thread takes.
 THREAD_TIME = 0.001
 
@@ -100,12 +102,11 @@ def current_machine() -> Machine | None:
 class VirtualLoop(base_events.BaseEventLoop):
     """An event loop without a clock, sockets and threads."""
 
-    def __init__(self, *, most_steps: int = 2_000_000) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self._selector = _Waiting(self)
         self._virtual = 0.0
         self._clock_resolution = 1e-9
-        self._most_steps = most_steps
         self.steps = 0
         #: For whatever would else be told apart by where it lies in memory.
         self.numbers = itertools.count()
@@ -123,7 +124,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         self.steps += 1
         if seconds is None:
             raise Stuck("every task waits for another one")
-        if self.steps > self._most_steps:
+        if self.steps > MOST_STEPS:
             raise Stuck(f"{self.steps} steps and no end at {self._virtual:.3f} s")
         self._virtual += max(seconds, STEP_TIME)
 

@@ -74,10 +74,6 @@ class Network:
     def are_apart(self, one: str, other: str) -> bool:
         return frozenset((one, other)) in self._apart
 
-    @property
-    def separated(self) -> list[tuple[str, ...]]:
-        return sorted(tuple(sorted(pair)) for pair in self._apart)
-
     def connections(self) -> list[_End]:
         """One end of each connection."""
         return [end for end in self._ends if end.is_first]
