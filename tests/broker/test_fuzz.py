@@ -22,8 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.broker import RawClient, bodies_in, until
-from tests.support.conversing import converse_all
-from tests.support.fuzzing import fuzz_seed, note_inputs
+from tests.support.fuzzing import converse_all, fuzz_seed, note_inputs
 from tests.support.mutations import Corpus
 
 SEED = fuzz_seed(20)

@@ -11,9 +11,8 @@ from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from tests.support.command import Started
 from tests.support.filling import fill, numbered
-from tests.support.sparkcluster import SparkCluster
 from tests.support.sparking import in_files, until
-from tests.support.sparkkilling import Job, python_workers
+from tests.support.sparkkilling import Job, SparkCluster, python_workers
 
 TOPIC, GROUP = "orders", "archive"
 BROKERS = ("broker-a", "broker-b")

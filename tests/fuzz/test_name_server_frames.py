@@ -14,8 +14,7 @@ import pytest
 
 from orbitmq.remoting.channels import connect
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from tests.support.conversing import converse_all
-from tests.support.fuzzing import fuzz_seed, note_inputs, rounds
+from tests.support.fuzzing import converse_all, fuzz_seed, note_inputs, rounds
 from tests.support.mutations import Corpus
 
 SEED = fuzz_seed(20)

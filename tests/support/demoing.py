@@ -61,8 +61,6 @@ class RunningDemo(Terminal):
         return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
 
-SVG = "{http://www.w3.org/2000/svg}"
-
 _NUMBER = r"([\d,]+)"
 _FRAME = re.compile(
     rf"three shops send +{_NUMBER} +{_NUMBER}.*\n"
