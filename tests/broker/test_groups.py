@@ -153,9 +153,10 @@ def test_a_connection_that_changes_its_client_id_is_another_member():
 
 def test_members_that_fall_silent_together_are_one_change_of_their_group():
     consumers = ConsumerTable()
-    for client, *topics in ((ONE, "A", "T"), (TWO, "B", "T"), (Client("three"), "T")):
-        change(consumers, client, data(*(wants(topic, "*", 1) for topic in topics)))
-    change(consumers, Client("three"), data(wants("T", "*", 1)), now=CLIENT_LIFE)
+    three = Client("three")
+    for client, *topics in ((ONE, "A", "T"), (TWO, "B", "T"), (three, "T")):
+        consumers.heartbeat(client.id, client, data(*map(wants, topics)), now=0.0)
+    consumers.heartbeat(three.id, three, data(wants("T")), now=CLIENT_LIFE)
 
     silent, (shrunk,) = consumers.expire(CLIENT_LIFE + 0.1)
 
