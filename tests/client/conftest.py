@@ -2,34 +2,24 @@
 
 Tests that prove a row of features run against brokers in another process; those that have to look
 into a broker, or change how it behaves, say so with `usefixtures("inside")`.
+
+`cluster` has the topic `orders`. A module that needs another number of brokers or of queues has a
+constant `BROKER_COUNT` or `QUEUE_COUNT`.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from tests.support.broker import RawClient
 from tests.support.brokerprocess import BlockingProcessCluster, BrokerProcess, ProcessCluster
 from tests.support.brokerprogram import adjusted
-
-
-class NewCluster(Protocol):
-    """Makes a cluster, which is to be started."""
-
-    def __call__(
-        self, *, brokers: int = 1, changes: Mapping[str, Any] | None = None
-    ) -> AsyncEmbeddedCluster:
-        """`changes` are settings of its brokers; those of a part are a mapping of their own."""
-
-
-class NewBlockingCluster(Protocol):
-    """The same for tests without an event loop."""
-
-    def __call__(self, *, brokers: int = 1) -> EmbeddedCluster: ...
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +50,35 @@ def new_blocking_cluster(request):
         return EmbeddedCluster
     process: BrokerProcess = request.getfixturevalue("broker_process")
     return partial(BlockingProcessCluster, process)
+
+
+@pytest.fixture
+async def cluster(new_cluster, request):
+    brokers = getattr(request.module, "BROKER_COUNT", 1)
+    async with new_cluster(brokers=brokers) as running:
+        await running.create_topic("orders", queues=getattr(request.module, "QUEUE_COUNT", 4))
+        yield running
+
+
+@pytest.fixture
+async def client(cluster):
+    """A raw connection to the first broker."""
+    client = await RawClient.open(cluster.brokers[0])
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def sender(client):
+    return client
+
+
+@pytest.fixture
+def dead():
+    """An address that nobody listens on, and nobody else will for the time of the test."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def _inside(*, brokers: int = 1, changes: Mapping[str, Any] | None = None) -> AsyncEmbeddedCluster:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 
 import pytest
 
-from orbitmq.client.engine import NOT_MINE, Engine
+from orbitmq.client.engine import NOT_MINE, Engine, ProcessCheck, make_client_id, own_ip
+from orbitmq.client.errors import UsedAfterFork
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import BrokerRefused, NotRunning, SettingError, WrongUse
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.settings import Address, ConnectFailed, RequestTimedOut, ServerSettings
+from orbitmq.remoting.settings import Address, ConnectFailed, RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command, Credentials, access_key_of, is_signed_by
-from orbitmq.wire.headers import GetMaxOffsetRequest
-from tests.support.client import (
-    MemberStub,
-    ScriptedBroker,
-    ScriptedNameServer,
-    quick_settings,
-    running_engine,
-    topic_route,
-)
+from tests.support.client import MemberStub, quick_settings, running_engine
 from tests.support.remoting import serving, until
 
 NOBODY = "127.0.0.1:1"
@@ -39,19 +33,6 @@ def _ignore(_: Connection, __: Command) -> None:
 
 
 # ---- asking
-
-
-async def test_a_broker_is_asked_and_answers():
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders")
-        async with running_engine(cluster.name_server) as engine:
-            where = await engine.routes.broker_of("orders")
-
-            answer = await engine.ask(
-                where, RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic="orders", queue_id=0)
-            )
-
-            assert answer.ext_fields["offset"] == "0"
 
 
 async def test_a_refusal_is_an_error_unless_it_is_accepted():
@@ -157,16 +138,6 @@ async def test_every_request_is_signed_and_no_secret_is_logged(caplog):
 # ---- life
 
 
-async def test_a_stop_may_be_called_by_many_and_again():
-    engine = Engine(quick_settings(NOBODY))
-    await engine.start()
-
-    await asyncio.gather(*(engine.stop() for _ in range(3)))
-    await engine.stop()
-
-    assert not engine.is_running
-
-
 async def test_before_the_start_and_after_the_stop_the_engine_refuses():
     engine = Engine(quick_settings(NOBODY))
     with pytest.raises(NotRunning, match="start it"):
@@ -202,17 +173,105 @@ async def test_an_engine_needs_a_name_server():
         Engine(ClientSettings())
 
 
-async def test_a_broker_that_was_away_at_first_is_greeted_when_it_comes():
-    broker = ScriptedBroker()
-    async with broker.serving():
-        address = broker.address
-    again = ScriptedBroker()
-    async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
-        names.routes["orders"] = topic_route({"broker-a": {0: address}})
-        await engine.routes.get("orders")
-        engine.join(MemberStub(producer_group="shop"))
-        assert list(await engine.heartbeat()) == [address]
+# ---- work that is done again and again
 
-        async with again.serving(ServerSettings(port=address.port)):
-            await until(lambda: len(again.heartbeats) == 1)
-            assert await engine.heartbeat() == {}
+
+#: Longer than any test: only a wake-up ends it.
+FOREVER = 3600.0
+
+
+async def test_a_wake_up_during_the_work_makes_it_run_once_more_and_never_twice_at_a_time():
+    running = 0
+    done: list[int] = []
+    go_on = asyncio.Event()
+
+    async def work():
+        nonlocal running
+        running += 1
+        done.append(running)
+        await go_on.wait()
+        running -= 1
+
+    async with running_engine(NOBODY) as engine:
+        periodic = engine.every(FOREVER, work, first=0, name="work")
+        await until(lambda: len(done) == 1)
+        for _ in range(5):
+            periodic.wake()
+        go_on.set()
+
+        await until(lambda: len(done) == 2 and running == 0)
+        assert done == [1, 1]
+
+
+async def test_an_error_is_logged_and_does_not_end_the_repetition(caplog):
+    done: list[int] = []
+
+    async def work():
+        done.append(1)
+        raise KeyError("missing")
+
+    with caplog.at_level(logging.ERROR):
+        async with running_engine(NOBODY) as engine:
+            engine.every(0.001, work, name="counting")
+            await until(lambda: len(done) > 2)
+
+    assert "counting failed" in caplog.text
+    assert "KeyError: 'missing'" in caplog.text
+
+
+# ---- ids, and the process that a client belongs to
+
+
+@pytest.mark.feature("A17")
+def test_clients_of_one_process_have_distinct_ids_by_default():
+    settings = ClientSettings(name_servers=("localhost:9876",))
+
+    ids = {Engine(settings).client_id for _ in range(100)}
+
+    assert len(ids) == 100
+    for client_id in ids:
+        ip, _, instance = client_id.partition("@")
+        assert ip == own_ip()
+        assert instance.startswith(f"{os.getpid()}#")
+
+
+def test_a_stable_id_is_the_same_after_a_restart():
+    settings = ClientSettings(client_ip="10.0.0.7")
+
+    assert make_client_id(settings, stable=True) == "10.0.0.7@DEFAULT"
+
+
+def test_the_parts_of_an_id_can_be_chosen():
+    settings = ClientSettings(client_ip="10.0.0.7", instance="worker-3", unit="north")
+
+    assert make_client_id(settings) == "10.0.0.7@worker-3@north"
+    assert make_client_id(settings, stable=True) == "10.0.0.7@worker-3@north"
+
+
+def test_what_is_started_belongs_to_the_process_that_it_is_started_in(monkeypatch):
+    check = ProcessCheck("the producer", from_start=True)
+    made_in = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: made_in + 1)
+    check()
+
+    assert check.begin(), "it was made in another"
+    assert check.is_same
+    check()
+
+    monkeypatch.setattr(os, "getpid", lambda: made_in)
+    for use in (check, check.begin):
+        with pytest.raises(UsedAfterFork):
+            use()
+
+
+def test_use_in_another_process_is_refused(monkeypatch):
+    check = ProcessCheck("the producer")
+    check()
+    made_in = os.getpid()
+
+    monkeypatch.setattr(os, "getpid", lambda: made_in + 1)
+
+    assert not check.is_same
+    with pytest.raises(UsedAfterFork, match="the producer belongs to process") as refused:
+        check()
+    assert (refused.value.belongs_to, refused.value.used_in) == (made_in, made_in + 1)

@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from orbitmq.errors import BrokerRefused, SettingError
+from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import RequestTimedOut
-from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.support.client import (
@@ -22,6 +21,8 @@ from tests.support.client import (
 )
 from tests.support.remoting import until
 
+BROKER_COUNT = 2
+
 HEART_BEAT = int(RequestCode.HEART_BEAT)
 PULL = int(RequestCode.PULL_MESSAGE)
 
@@ -33,46 +34,42 @@ def _answer(_: Connection, request: Command) -> Command:
     return request.answer(ResponseCode.SUCCESS)
 
 
-async def test_brokers_know_all_members_of_a_client():
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
-        await cluster.create_topic("orders")
-        async with running_engine(cluster.name_server) as engine:
-            await engine.routes.get("orders")
-            engine.join(PRODUCER)
-            engine.join(CONSUMER)
+async def test_brokers_know_all_members_of_a_client(cluster):
+    async with running_engine(cluster.name_server) as engine:
+        await engine.routes.get("orders")
+        engine.join(PRODUCER)
+        engine.join(CONSUMER)
 
-            assert await engine.heartbeat() == {}
+        assert await engine.heartbeat() == {}
 
-            for broker in cluster.brokers:
-                (member,) = broker.parts.consumers.members("billing")
-                assert member.client.id == engine.client_id
-                assert broker.parts.producers.is_online("shop")
-                assert engine.broker_versions[broker.address] > 400
-
-
-async def test_leaving_is_told_at_once_and_only_for_the_groups_that_nobody_has_any_more():
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders")
-        (broker,) = cluster.brokers
-        async with running_engine(cluster.name_server) as engine:
-            await engine.routes.get("orders")
-            second = MemberStub(producer_group="shop")
-            for member in (PRODUCER, second, CONSUMER):
-                engine.join(member)
-            await engine.heartbeat()
-
-            await engine.leave(CONSUMER)
-            await engine.leave(CONSUMER)
-            await engine.leave(second)
-
-            assert not broker.parts.consumers.is_online("billing")
+        for broker in cluster.brokers:
+            (member,) = broker.parts.consumers.members("billing")
+            assert member.client.id == engine.client_id
             assert broker.parts.producers.is_online("shop")
-            engine.join(CONSUMER)
-            await engine.heartbeat()
-            assert broker.parts.consumers.is_online("billing")
+            assert engine.broker_versions[broker.address] > 400
+
+
+async def test_leaving_is_told_at_once_and_only_for_the_groups_that_nobody_has_any_more(cluster):
+    broker = cluster.brokers[0]
+    async with running_engine(cluster.name_server) as engine:
+        await engine.routes.get("orders")
+        second = MemberStub(producer_group="shop")
+        for member in (PRODUCER, second, CONSUMER):
+            engine.join(member)
+        await engine.heartbeat()
+
+        await engine.leave(CONSUMER)
+        await engine.leave(CONSUMER)
+        await engine.leave(second)
 
         assert not broker.parts.consumers.is_online("billing")
-        assert not broker.parts.producers.is_online("shop")
+        assert broker.parts.producers.is_online("shop")
+        engine.join(CONSUMER)
+        await engine.heartbeat()
+        assert broker.parts.consumers.is_online("billing")
+
+    assert not broker.parts.consumers.is_online("billing")
+    assert not broker.parts.producers.is_online("shop")
 
 
 async def test_a_consumer_group_can_be_in_a_client_only_once():
@@ -126,22 +123,20 @@ async def test_a_heartbeat_is_the_first_thing_on_a_new_connection():
         assert broker.arrivals == [[HEART_BEAT, PULL, PULL, PULL], [HEART_BEAT, PULL]]
 
 
-async def test_a_lost_broker_is_greeted_again_though_nobody_has_a_request_for_it():
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
-        await cluster.create_topic("orders")
-        async with running_engine(cluster.name_server) as engine:
-            await engine.routes.get("orders")
-            engine.join(CONSUMER)
-            await engine.heartbeat()
-            again: list[object] = []
-            end = engine.on_connected(again.append)
+async def test_a_lost_broker_is_greeted_again_though_nobody_has_a_request_for_it(cluster):
+    async with running_engine(cluster.name_server) as engine:
+        await engine.routes.get("orders")
+        engine.join(CONSUMER)
+        await engine.heartbeat()
+        again: list[object] = []
+        end = engine.on_connected(again.append)
 
-            await cluster.restart_broker(1)
+        await cluster.restart_broker(1)
 
-            restarted = cluster.brokers[1]
-            await until(lambda: restarted.parts.consumers.is_online("billing"))
-            assert again == [restarted.address]
-            end()
+        restarted = cluster.brokers[1]
+        await until(lambda: restarted.parts.consumers.is_online("billing"))
+        assert again == [restarted.address]
+        end()
 
 
 async def test_a_broker_that_is_broken_does_not_delay_the_others():
@@ -167,27 +162,6 @@ async def test_a_broker_that_is_broken_does_not_delay_the_others():
         assert isinstance(failed[mute.address], RequestTimedOut)
         mute.is_mute = False
         assert await engine.heartbeat() == {}
-
-
-async def test_a_broker_that_refuses_is_told_to_who_asked():
-    def refuse(_, request):
-        return request.answer(ResponseCode.NO_PERMISSION, remark="who are you")
-
-    broker = ScriptedBroker(handlers={HEART_BEAT: refuse})
-    async with (
-        broker.serving(),
-        ScriptedNameServer().serving() as names,
-        running_engine(names.address) as engine,
-    ):
-        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
-        await engine.routes.get("orders")
-        engine.join(PRODUCER)
-
-        failed = await engine.heartbeat()
-
-        refusal = failed[broker.address]
-        assert isinstance(refusal, BrokerRefused)
-        assert (refusal.name, refusal.remark) == ("NO_PERMISSION", "who are you")
 
 
 async def test_brokers_that_no_route_names_any_more_are_dropped():

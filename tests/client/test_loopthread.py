@@ -33,16 +33,6 @@ def _names() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 
 
-def test_a_coroutine_runs_on_the_thread_and_its_result_comes_back(thread):
-    async def where():
-        return threading.current_thread().name
-
-    assert thread.run(_double(4)) == 8
-    assert thread.run(where()) == "orbitmq-test"
-    assert thread.submit(_double(5)).result(DEADLINE) == 10
-    assert not thread.is_current
-
-
 def test_when_the_time_is_up_the_coroutine_is_cancelled(thread):
     cancelled = threading.Event()
 
@@ -95,40 +85,6 @@ def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread):
     assert place > 10
 
 
-def test_wherever_a_signal_handler_stops_it_nobody_is_left_waiting():
-    """Also within the call that hands a coroutine over to the loop, which is closed then."""
-    files = (loopthread.__file__, asyncio.base_events.__file__)
-    place, has_struck = 0, True
-    outcomes: set[object] = set()
-
-    while has_struck:
-        has_struck = False
-        left = place
-        thread = LoopThread("orbitmq-handled")
-        thread.start()
-
-        def strike(frame, _, __, thread=thread):
-            nonlocal left, has_struck
-            if frame.f_code.co_filename in files:
-                left -= 1
-                if left == -1:
-                    has_struck = True
-                    thread.stop()
-
-        sys.setprofile(strike)
-        try:
-            outcomes.add(thread.run(_double(1), timeout=DEADLINE))
-        except NotRunning:
-            outcomes.add(NotRunning)
-        finally:
-            sys.setprofile(None)
-            thread.stop()
-        place += 1
-
-    assert place > 10
-    assert outcomes == {2, NotRunning}
-
-
 def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread):
     async def leave():
         raise SystemExit(3)
@@ -137,15 +93,6 @@ def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread):
         thread.run(leave(), timeout=DEADLINE)
 
     assert thread.run(_double(3), timeout=DEADLINE) == 6
-
-
-def test_a_coroutine_that_cancels_itself_is_cancelled_for_its_caller(thread):
-    async def give_up():
-        raise asyncio.CancelledError
-
-    with pytest.raises(concurrent.futures.CancelledError):
-        thread.run(give_up(), timeout=DEADLINE)
-    assert concurrent.futures.wait([thread.submit(give_up())], DEADLINE).not_done == set()
 
 
 def test_a_blocking_call_on_the_own_thread_is_refused_instead_of_waiting_for_ever(thread):

@@ -312,17 +312,3 @@ def test_the_body_is_not_encoded_with_the_message():
         msgspec.json.encode(message)
     with pytest.raises(TypeError, match="not encoded as a whole"):
         msgspec.json.encode({"message": message}, enc_hook=repr)
-
-
-def test_a_message_is_made_and_matched_by_public_names():
-    message = ReceivedMessage(
-        stored=_stored(reconsume_times=2), queue=QUEUE, group="billing", reconsume_times=5
-    )
-
-    match message:
-        case ReceivedMessage(_, queue, "billing", 5, None):
-            assert queue == QUEUE
-        case _:
-            pytest.fail("it is not matched by position")
-    assert not any(name.startswith("_") for name in ReceivedMessage.__match_args__)
-    assert msgspec.structs.replace(message, reconsume_times=6).attempt == 7

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 
 import pytest
 
-from orbitmq.client import routes
-from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, NotANameServer
-from orbitmq.client.routes import Queue, TopicRoute, provisional_route, route_of, similar_topic
+from orbitmq.client.routes import Queue, TopicRoute, provisional_route, route_of
 from orbitmq.errors import BrokerRefused, NoRoute
-from orbitmq.names import most_similar
 from orbitmq.remoting.settings import Address
-from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from tests.support.client import ScriptedNameServer, quick_settings, running_engine, topic_route
+from tests.support.client import ScriptedNameServer, running_engine, topic_route
 from tests.support.remoting import until
 
 A = Address("127.0.0.1", 10911)
@@ -180,18 +174,6 @@ async def test_lookups_of_one_topic_at_the_same_time_share_one_request(names):
         assert all(isinstance(error, NoRoute) for error in failed)
 
 
-async def test_known_routes_are_not_asked_for_again_unless_wanted(names):
-    names.routes["orders"] = topic_route({"broker-a": {0: A}})
-    async with running_engine(names.address) as engine:
-        first = await engine.routes.get("orders")
-        second = await engine.routes.get("orders")
-        assert names.asked("orders") == 1
-        await engine.routes.get("orders", refresh=True)
-
-        assert first is second is engine.routes.known("orders")
-        assert names.asked("orders") == 2
-
-
 # ---- topics that are made by sending
 
 
@@ -320,23 +302,13 @@ async def test_a_broker_that_was_restarted_is_found_long_before_the_next_refresh
 # ---- several name servers, of which not all answer
 
 
-@pytest.fixture
-def dead():
-    """An address that nobody listens on, and nobody else will for the time of the test."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
-
-
-async def test_a_dead_name_server_is_passed_over_whatever_the_order(dead):
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders")
-        for _ in range(6):
-            async with running_engine([dead, cluster.name_server]) as engine:
-                assert (await engine.routes.get("orders")).topic == "orders"
-                assert str(engine.name_servers[0]) == cluster.name_server
-                # From now on the living one is asked at once.
-                assert (await engine.routes.get("orders", refresh=True)).topic == "orders"
+async def test_a_dead_name_server_is_passed_over_whatever_the_order(cluster, dead):
+    for _ in range(6):
+        async with running_engine([dead, cluster.name_server]) as engine:
+            assert (await engine.routes.get("orders")).topic == "orders"
+            assert str(engine.name_servers[0]) == cluster.name_server
+            # From now on the living one is asked at once.
+            assert (await engine.routes.get("orders", refresh=True)).topic == "orders"
 
 
 async def test_when_the_one_in_use_dies_the_next_is_asked():
@@ -357,14 +329,13 @@ async def test_when_the_one_in_use_dies_the_next_is_asked():
         assert (used.asked("orders"), other.asked("orders")) == (1, 1)
 
 
-async def test_a_broker_given_as_name_server_is_recognised():
-    async with AsyncEmbeddedCluster() as cluster:
-        broker = str(cluster.brokers[0].address)
-        async with running_engine([broker]) as engine:
-            with pytest.raises(NotANameServer, match=r"probably a broker.*9876") as wrong:
-                await engine.routes.get("orders")
-            with pytest.raises(NotANameServer):
-                await engine.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+async def test_a_broker_given_as_name_server_is_recognised(cluster):
+    broker = str(cluster.brokers[0].address)
+    async with running_engine([broker]) as engine:
+        with pytest.raises(NotANameServer, match=r"probably a broker.*9876") as wrong:
+            await engine.routes.get("orders")
+        with pytest.raises(NotANameServer):
+            await engine.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
 
     assert wrong.value.address == broker
     assert wrong.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
@@ -382,19 +353,6 @@ async def test_one_that_is_not_ready_is_passed_over_and_its_refusal_is_the_last_
                 await engine.routes.get("orders")
 
 
-async def test_an_answer_about_the_question_is_final():
-    first, second = ScriptedNameServer(), ScriptedNameServer()
-    async with (
-        first.serving(),
-        second.serving(),
-        running_engine([first.address, second.address]) as engine,
-    ):
-        with pytest.raises(BrokerRefused, match="REQUEST_CODE_NOT_SUPPORTED"):
-            await engine.ask_name_server(RequestCode.GET_NAMESRV_CONFIG)
-
-        assert len(engine.name_servers) == 2
-
-
 # ---- queues and names
 
 
@@ -402,28 +360,3 @@ def test_the_java_text_is_that_of_a_message_queue():
     text = Queue("orders", "broker-a", 3).java_text
 
     assert text == "MessageQueue [topic=orders, brokerName=broker-a, queueId=3]"
-
-
-async def test_the_event_loop_does_not_wait_for_the_search_of_a_similar_topic(monkeypatch):
-    begun, may_end = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def slowly(topic, known):
-        loop.call_soon_threadsafe(begun.set)
-        assert may_end.wait(20)
-        return most_similar(topic, known)
-
-    monkeypatch.setattr(routes, "most_similar", slowly)
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders", queues=1)
-        async with Engine(quick_settings(cluster.name_server)) as engine:
-            asking = asyncio.create_task(similar_topic(engine, "ordesr"))
-            try:
-                async with asyncio.timeout(20):
-                    await begun.wait()  # here it would hang if the loop did the work
-            finally:
-                may_end.set()
-            async with asyncio.timeout(20):
-                found = await asking
-
-    assert found == "orders"

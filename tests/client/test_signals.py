@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 import threading
@@ -73,51 +72,6 @@ def test_all_that_are_active_hear_a_signal_in_whatever_order_they_end(handlers, 
     assert [each.count for each in noted] == [int(which != order[0]) for which in range(3)]
     assert len(handlers) == 2
     assert in_force() == hosts
-
-
-def test_what_the_host_puts_on_meanwhile_stays(handlers):
-    noted, later = Noted(), []
-    listening = GracefulExit(noted.set)
-    listening.__enter__()
-    link = signal.getsignal(signal.SIGTERM)
-    assert callable(link)
-
-    def newer(number, frame):
-        later.append(number)
-        link(number, None)
-
-    signal.signal(signal.SIGTERM, newer)
-    signal.raise_signal(signal.SIGTERM)
-    listening.__exit__()
-    signal.raise_signal(signal.SIGTERM)
-
-    assert signal.getsignal(signal.SIGTERM) is newer
-    assert noted.count == 1
-    assert len(later) == len(handlers) == 2
-
-
-def test_a_handler_of_the_host_that_calls_an_earlier_one_ends_the_program_at_the_second_signal(
-    handlers,
-):
-    """The host installs its handler above ours, which it calls; then ours is installed again."""
-    first, second, clock = Noted(), Noted(), HandClock()
-    with GracefulExit(first.set):
-        ours = signal.getsignal(signal.SIGTERM)
-        assert callable(ours)
-        signal.signal(signal.SIGTERM, functools.partial(ours))
-    chaining = signal.getsignal(signal.SIGTERM)
-
-    for _ in range(2):
-        with GracefulExit(second.set, monotonic=clock.monotonic):
-            signal.raise_signal(signal.SIGTERM)
-            assert handlers == []
-            clock.advance(1.0)
-            signal.raise_signal(signal.SIGTERM)
-        assert handlers == [signal.SIGTERM]
-        assert signal.getsignal(signal.SIGTERM) is chaining
-        handlers.clear()
-
-    assert (first.count, second.count) == (0, 2)
 
 
 def test_default_actions_wait_until_nobody_listens():

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
-from pathlib import Path
 
 import pytest
 
-from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.settings import Address, ConnectionSettings, ServerSettings
-from orbitmq.wire.codes import RequestCode, Serialization, WireLimits
+from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.headers import GetRouteInfoRequest, RegisterBrokerRequest
-from tests.support.remoting import DEADLINE, RawPeer, serving, until
+from tests.support.remoting import RawPeer, serving
 from tests.support.wire import EXCHANGES
-
-RECORDINGS = Path(__file__).resolve().parents[1] / "data" / "recordings"
-
-#: Mutated frames in all, and how many of them share a connection.
-FRAMES = 10_000
-PER_CONNECTION = 2
 
 
 def _header_of(_: Connection, request: Command) -> Command:
@@ -34,106 +22,6 @@ def _header_of(_: Connection, request: Command) -> Command:
 
 
 HANDLERS = {int(code): _header_of for code in RequestCode}
-
-
-def _honest_frames() -> list[bytes]:
-    route = GetRouteInfoRequest(topic="orders")
-    broker = RegisterBrokerRequest(
-        broker_name="broker-a",
-        broker_addr="127.0.0.1:10911",
-        cluster_name="DefaultCluster",
-        ha_server_addr="127.0.0.1:10912",
-        broker_id=0,
-    )
-    made = [
-        encode_command(
-            Command.request(code, header, opaque=7, body=body, serialization=serialization)
-        )
-        for code, header in ((105, route), (103, broker), (28, None))
-        for body in (b"", b"{}", b"x" * 2000)
-        for serialization in Serialization
-    ]
-    recorded: list[bytes] = []
-    for path in sorted(RECORDINGS.glob("*-to-server.frames")):
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            size = 4 + int.from_bytes(data[at : at + 4], "big")
-            recorded.append(data[at : at + size])
-            at += size
-    small = [frame for frame in recorded if len(frame) < 4000]
-    return made + small[:: max(1, len(small) // 100)]
-
-
-def _mutated(frame: bytes, chance: random.Random) -> bytes:
-    data = bytearray(frame)
-    for _ in range(chance.choice([1, 1, 1, 2, 5, 20])):
-        at = chance.randrange(min(8, len(data) - 1), len(data))
-        match chance.randrange(8):
-            case 0 | 6 | 7:
-                data[at] ^= 1 << chance.randrange(8)
-            case 1:
-                data[at] = chance.choice(b'\x00\xff{}[]":,\\0-\x16')
-            case 2:
-                del data[at : at + chance.randrange(1, 9)]
-            case 3:
-                data[at:at] = chance.randbytes(chance.randrange(1, 9))
-            case 4:
-                # The length words, where most harm can be done.
-                data[chance.randrange(min(8, len(data)))] = chance.randrange(256)
-            case _:
-                data[at : at + 4] = chance.choice(
-                    [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"9999"]
-                )
-        if not data:
-            return b"\x00"
-    if len(data) >= 8 and chance.random() < 0.7:
-        # The rest of the harm needs an outer length that is right.
-        data[:4] = (len(data) - 4).to_bytes(4, "big")
-    return bytes(data)
-
-
-async def test_ten_thousand_mutated_frames_close_only_their_own_connections():
-    chance = random.Random(20_24)
-    honest = _honest_frames()
-    settings = ServerSettings(connection=ConnectionSettings(limits=WireLimits(frame=1 << 20)))
-    caught: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: caught.append(context))
-    looked_at = 0
-
-    def count(connection, request):
-        nonlocal looked_at
-        looked_at += 1
-        return _header_of(connection, request)
-
-    async with serving(dict.fromkeys(HANDLERS, count), settings) as server:
-        witness = await connect(server.address)
-        for number in range(FRAMES // PER_CONNECTION):
-            frames = [_mutated(chance.choice(honest), chance) for _ in range(PER_CONNECTION)]
-            await _throw(server.address, b"".join(frames))
-            if number % 50 == 0:
-                answer = await witness.request(
-                    105, GetRouteInfoRequest(topic="t"), timeout=DEADLINE
-                )
-                assert answer.code == 0
-
-        assert (await witness.request(28, body=b"alive", timeout=DEADLINE)).body == b"alive"
-        await until(lambda: len(server.connections) == 1, "the end of all other connections")
-        witness.close()
-    assert caught == []
-    # Not all of it was refused at the door.
-    assert looked_at > FRAMES / 5
-
-
-async def _throw(address: Address, data: bytes) -> None:
-    """Send bytes, say that these were all, and read to the end of the stream."""
-    async with RawPeer.connected(address) as peer, asyncio.timeout(DEADLINE):
-        try:
-            await peer.send(data)
-            peer.writer.write_eof()
-            while await peer.reader.read(65536):
-                pass
-        except ConnectionError:
-            return
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import resource
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -215,18 +214,6 @@ async def test_answers_to_other_requests_are_passed_over():
         assert await in_threads(lambda: ask(pool, ECHO)) == [b"own"]
 
 
-async def test_bytes_that_are_no_frame_end_the_connection():
-    with (
-        _peer(_answering(lambda _, accepted: accepted.sendall(b"HTTP/1.1 400\r\n\r\n"))) as address,
-        _closing(pool_for(address)) as pool,
-    ):
-        (error,) = await in_threads(lambda: ask(pool, ECHO))
-
-        assert isinstance(error, ConnectionLost)
-        assert "this speaks HTTP" in str(error)
-        assert len(pool) == 0
-
-
 async def test_threads_that_wait_are_told_when_the_pool_is_closed():
     holding = Holding()
     async with serving({HOLD: holding, ECHO: echo}) as server:
@@ -326,27 +313,6 @@ async def test_of_a_peer_that_serves_no_further_connection_nothing_is_asked(serv
 
         assert await asking == [None]
         assert pool.request(ECHO, encoding(ECHO), DEADLINE) is None
-
-
-@pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_opening_a_connection_has_one_deadline(is_encrypted, monkeypatch):
-    spent, opened = [0.0], socket.create_connection
-    tls = ClientTls(authority=TLS / "certificate.pem").context() if is_encrypted else None
-
-    def slowly(*arguments, **options):
-        spent[0] = 2.0  # of the 3 s that it may take
-        return opened(*arguments, **options)
-
-    monkeypatch.setattr(socket, "create_connection", slowly)
-    with (
-        _peer(_say_nothing) as address,
-        _closing(pool_for(address, tls=tls, monotonic=lambda: time.monotonic() + spent[0])) as pool,
-    ):
-        began = time.monotonic()
-
-        assert await in_threads(lambda: pool.request(ECHO, encoding(ECHO), DEADLINE)) == [None]
-
-        assert time.monotonic() - began < 2.5
 
 
 async def test_of_a_peer_that_is_not_there_nothing_is_asked_for_a_while():

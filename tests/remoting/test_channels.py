@@ -123,17 +123,6 @@ async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing():
         await channels.close()
 
 
-async def test_a_dropped_peer_is_forgotten_with_its_connection():
-    channels = Channels()
-    async with serving(HANDLERS) as server:
-        connection = await channels.get(server.address)
-        channels.drop(server.address)
-        channels.drop(server.address)
-
-        assert not connection.is_open
-        await connection.wait_closed()
-
-
 async def test_closing_fails_what_waits_and_refuses_what_comes():
     channels = Channels()
     async with serving(HANDLERS) as server:
@@ -145,20 +134,6 @@ async def test_closing_fails_what_waits_and_refuses_what_comes():
             await waiting
         with pytest.raises(ConnectFailed, match="closed"):
             await channels.get(server.address)
-
-
-async def test_closing_ends_an_attempt_in_its_pause():
-    channels = Channels(ChannelSettings(first_pause=5.0, longest_pause=5.0))
-    address = _free_address()
-    with pytest.raises(ConnectFailed):
-        await channels.get(address)
-    waiting = asyncio.create_task(channels.get(address, timeout=DEADLINE))
-    await until(lambda: channels._channels[address].attempt is not None)
-
-    async with asyncio.timeout(DEADLINE / 2):
-        await channels.close()
-        with pytest.raises(ConnectFailed, match="closed while connecting"):
-            await waiting
 
 
 @settings(deadline=None)

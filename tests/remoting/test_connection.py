@@ -74,25 +74,6 @@ async def _send_in_chunks(peer: RawPeer, stream: bytes, chance: random.Random) -
         await asyncio.sleep(0)
 
 
-async def test_a_callback_that_fails_on_its_answer_does_not_cost_the_rest_of_the_turn(caplog):
-    turns: list[Connection] = []
-    connection, transport = _open(Dispatcher({ECHO: _echo}, turn_done=turns.append))
-
-    def fail(_):
-        raise ValueError("a mistake of the caller's")
-
-    opaque = connection.submit(ECHO, None, fail)
-    connection.flush()
-    written = len(transport.written)
-    answer = Command.request(ECHO, opaque=opaque).answer(0)
-
-    connection.data_received(encode_command(answer) + _requests(1))
-
-    assert turns == [connection]
-    assert len(transport.written) > written
-    assert "a callback failed on an answer" in caplog.text
-
-
 async def test_answers_may_come_in_any_order():
     held: list[Command] = []
 
@@ -121,21 +102,6 @@ async def test_an_answer_has_the_serialization_of_its_request(serialization):
 
             assert answer.serialization is serialization
             assert answer.opaque == 5
-
-
-async def test_what_prepares_requests_sees_each_of_ours():
-    def sign(request):
-        return request.with_fields({**request.ext_fields, "Signature": "S"})
-
-    def show(_, request):
-        return request.answer(0, extra=dict(request.ext_fields))
-
-    async with serving({ECHO: show}) as server:
-        connection = await connect(server.address, prepare=sign)
-        answer = await connection.request(ECHO, extra={"a": "b"}, timeout=DEADLINE)
-        connection.close()
-
-    assert dict(answer.ext_fields) == {"a": "b", "Signature": "S"}
 
 
 # Deadlines and ends
@@ -217,18 +183,6 @@ async def test_every_waiting_request_fails_at_once_when_the_connection_ends(end)
             await connection.request(ECHO)
         with pytest.raises(ConnectionLost):
             connection.notify(ECHO)
-
-
-async def test_whoever_asks_is_told_of_the_end_even_afterwards():
-    told: list[str] = []
-    async with serving({}) as server:
-        connection = await connect(server.address)
-        connection.on_close(lambda _: told.append("before"))
-        connection.abort()
-        await connection.wait_closed()
-        connection.on_close(lambda _: told.append("after"))
-
-    assert told == ["before", "after"]
 
 
 async def test_more_requests_than_allowed_are_refused_before_they_are_sent():

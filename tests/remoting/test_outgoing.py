@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orbitmq.remoting.outgoing import JOIN_BELOW, Outgoing, gathered
-from tests.support.remoting import FakeTransport
 
 sizes = st.lists(
     st.one_of(st.integers(0, 40), st.sampled_from([JOIN_BELOW - 1, JOIN_BELOW, 3 * JOIN_BELOW])),
@@ -36,13 +35,6 @@ def test_gathering_changes_no_byte_and_no_large_piece(lengths):
     # No two small ones stand side by side.
     small = [len(each) < JOIN_BELOW for each in result]
     assert not any(left and right for left, right in itertools.pairwise(small))
-
-
-def test_flushing_nothing_writes_nothing():
-    transport = FakeTransport()
-
-    assert Outgoing(transport).flush() == 0
-    assert transport.written == []
 
 
 @pytest.mark.parametrize("receive_buffer", [4096, 1 << 20])

@@ -36,22 +36,11 @@ def _huge(_: Connection, request: Command) -> Command:
     return request.answer(0, body=bytes(8 << 20))
 
 
-async def test_port_0_is_any_free_port_and_the_address_names_it():
-    async with serving({CODE: _fine}) as one, serving({CODE: _fine}) as other:
-        assert one.address.host == "127.0.0.1"
-        assert 0 < one.address.port != other.address.port
-
-
 async def test_a_port_in_use_is_refused_with_the_address_and_the_reason():
     async with serving({}) as server:
         second = Server(Dispatcher({}), ServerSettings(port=server.address.port))
         with pytest.raises(ListenFailed, match=f"127.0.0.1:{server.address.port}.*in use"):
             await second.start()
-
-
-async def test_a_host_that_is_none_is_refused():
-    with pytest.raises(ListenFailed, match="cannot listen on"):
-        await Server(Dispatcher({}), ServerSettings(host="no.such.host.invalid")).start()
 
 
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_kept():

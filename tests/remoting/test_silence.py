@@ -11,10 +11,10 @@ import pytest
 
 from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler
+from orbitmq.remoting.dispatch import LATER, Handler
 from orbitmq.remoting.settings import Address, ChannelSettings, RequestTimedOut
 from orbitmq.wire.command import Command
-from tests.support.remoting import DEADLINE, FakeTransport, serving, until
+from tests.support.remoting import DEADLINE, serving, until
 
 ANSWERED = 10
 HELD = 11
@@ -93,36 +93,6 @@ async def test_a_peer_that_is_busy_is_not_given_up_and_its_answers_still_come(ch
         async with asyncio.timeout(DEADLINE):
             assert [answer.code for answer in await asyncio.gather(*patient)] == [0, 0, 0]
         assert connection.is_open
-
-
-class _TakingTransport(FakeTransport):
-    """Has much to write, of which the peer takes something for each of the first few writes."""
-
-    def __init__(self, takes: int) -> None:
-        super().__init__()
-        self.unwritten = 10_000_000
-        self.takes = takes
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        super().write(data)
-        if len(self.written) <= self.takes:
-            self.unwritten -= 100_000
-
-
-async def test_a_peer_is_not_given_up_while_it_takes_a_long_frame_before_our_question():
-    transport = _TakingTransport(takes=4)
-    connection = Connection(Dispatcher({}), silence=0.02)
-    connection.connection_made(transport)
-    connected = time.monotonic()
-    await until(lambda: time.monotonic() > connected + 0.01)  # a clock may be coarse
-
-    connection.submit(ANSWERED, None, lambda _: None, timeout=0.05)
-    await until(lambda: not connection.is_open, "the end, once it takes nothing more")
-    connection.connection_lost(None)
-
-    # The request, and the question for a sign of life after each time that something was taken.
-    assert len(transport.written) == 5
-    assert "nothing was heard" in connection.reason
 
 
 async def test_a_peer_that_answers_others_is_kept(channels):

@@ -50,10 +50,6 @@ def _fine(_: Connection, request: Command) -> Command:
     return request.answer(0)
 
 
-def long_request(opaque: int = 1, size: int = LONGEST - 1000) -> bytes:
-    return encode_command(Command.request(CODE, opaque=opaque, body=bytes(size)))
-
-
 async def begin(peer: RawPeer, size: int = LONGEST - 1) -> None:
     """Announce the longest frame, and send so much of it."""
     peer.writer.write(struct.pack(">iI", LONGEST, 100) + bytes(size - 8))
@@ -139,25 +135,6 @@ async def test_a_frame_that_takes_too_long_ends_its_connection_however_busy_that
         assert await closed
     assert "went on by fewer than 16384 bytes a second for 0.3 s" in caplog.text
     assert server.capacity.frames.too_slow == 1
-
-
-async def test_requests_before_a_long_frame_are_answered_while_that_waits():
-    async with (
-        serving({CODE: _fine}, tight(crowded_frame=60.0)) as server,
-        _peers(server.address, 4) as greedy,
-        RawPeer.connected(server.address) as peer,
-    ):
-        for each in greedy:
-            await begin(each)
-        await until(lambda: server.capacity.frames.used == 4 * (LONGEST + 4))
-        peer.writer.write(encode_command(Command.request(CODE, opaque=7)) + long_request(8))
-
-        first = await peer.receive()
-        await until(lambda: server.capacity.frames.waiting == 1)
-        greedy[0].writer.transport.abort()
-        second = await peer.receive()
-
-        assert (first.opaque, second.opaque) == (7, 8)
 
 
 @contextlib.asynccontextmanager

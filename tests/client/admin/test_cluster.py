@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.broker.errors import Refused
+from orbitmq.broker.broker import Broker
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.cluster import runtime_info
-from orbitmq.client.errors import NotEffective
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import BrokerRefused, NotRunning, PartlyDone
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.errors import PartlyDone
+from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.bodies import SubscriptionGroupConfig, TopicConfig
+from tests.support.client_admin import World
 
 A0 = Queue("orders", "broker-a", 0)
 
@@ -63,18 +64,6 @@ async def test_a_broker_that_cannot_be_reached_is_shown_and_hides_nothing(world)
     assert "orders" in [topic.name for topic in topics]
 
 
-async def test_a_broker_that_answers_and_does_not_tell_is_up(world, monkeypatch):
-    def refuse(*_):
-        raise Refused(ResponseCode.SYSTEM_ERROR, "no samples yet")
-
-    monkeypatch.setattr("orbitmq.broker.handlers.admin.runtime_info", refuse)
-
-    status = await world.admin.cluster()
-
-    assert [(each.is_up, each.runtime) for each in status.brokers] == [(True, None)] * 2
-    assert all("no samples yet" in text for text in status.warnings)
-
-
 async def test_a_change_that_one_broker_does_not_take_names_it_and_those_that_did(world):
     await world.register_ghost("broker-g")
 
@@ -93,18 +82,6 @@ async def test_a_name_server_that_does_not_answer_is_named(world):
     assert [str(each.address) for each in status.name_servers if not each.is_up] == [dead]
     assert any(dead in text for text in status.warnings)
     assert status.in_rate == status.out_rate == 0.0
-
-
-async def test_an_admin_that_is_not_started_or_stopped_says_so(world):
-    admin = AsyncAdmin(name_server=world.cluster.name_server)
-    with pytest.raises(NotRunning, match="start it"):
-        await admin.cluster()
-    await admin.start()
-    await admin.cluster()
-    await admin.stop()
-
-    with pytest.raises(NotRunning, match="stopped"):
-        await admin.cluster()
 
 
 async def test_one_broker_is_found_by_name_or_address(world):
@@ -150,21 +127,6 @@ async def test_settings_of_a_broker_are_changed_and_read_back(world):
     assert await config.name_server() == await config.name_server(world.cluster.name_server)
 
 
-async def test_a_setting_that_cannot_be_changed_is_refused(world):
-    config = world.admin.config
-
-    with pytest.raises(BrokerRefused, match="brokerName"):
-        await config.update_broker("broker-a", {"brokerName": "other"})
-
-
-async def test_a_change_that_a_broker_does_not_show_is_an_error(world, monkeypatch):
-    # A broker that takes the change and does nothing.
-    monkeypatch.setattr("orbitmq.broker.handlers.admin.changed", lambda settings, *_: settings)
-
-    with pytest.raises(NotEffective, match=r"maxMessageSize is '\d+' and not '77'"):
-        await world.admin.config.update_broker("broker-a", {"maxMessageSize": "77"})
-
-
 async def test_texts_by_key_are_kept_and_forgotten(world):
     config = world.admin.config
 
@@ -197,3 +159,52 @@ async def test_a_broker_is_taken_out_of_the_routes_of_producers_and_back(world):
     assert await config.set_writable("broker-a", True) > 0
     route = await world.admin.topics.route("orders")
     assert {part.permission.letters for part in route.brokers} == {"rw"}
+
+
+TOPICS = 1000
+GROUPS = 2500
+
+
+def _fill(broker: Broker) -> None:
+    parts = broker.parts
+    now = parts.clock.now()
+    for number in range(TOPICS):
+        config = TopicConfig(
+            topic_name=f"topic-{number}", read_queue_nums=4, write_queue_nums=4, perm=6
+        )
+        parts.topics.update(config, now=now)
+    for number in range(GROUPS):
+        parts.groups.update(SubscriptionGroupConfig(group_name=f"group-{number}"), now=now)
+        for queue_id in range(4):
+            parts.progress.reset(f"topic-{number % TOPICS}", f"group-{number}", queue_id, 0)
+
+
+async def test_listing_a_big_cluster_takes_few_requests():
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        for broker in cluster.brokers:
+            _fill(broker)
+        async with AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin:
+            world = World(cluster, admin)
+            try:
+                for name in ("broker-a", "broker-b"):
+                    for _ in range(3):
+                        await world.send(Queue("topic-7", name, 1))
+
+                topics = await admin.topics.list()
+                groups = await admin.groups.list()
+                requests = admin.requests
+                aged = await admin.groups.list(times=True)
+                asked_for_ages = admin.requests - requests
+            finally:
+                await world.close()
+
+    assert sum(topic.name.startswith("topic-") for topic in topics) == TOPICS
+    assert len(groups) == GROUPS
+    # The brokers' addresses twice; then two tables of each broker for topics, two for groups.
+    assert requests == 2 + 2 * 2 + 2 * 2
+    behind = {each.group: each.lag for each in groups if each.lag}
+    assert behind == {"group-7": 6, "group-1007": 6, "group-2007": 6}
+    # Only the groups that are behind are asked about times: three of them, on two brokers.
+    assert asked_for_ages == 1 + 2 * 2 + 3 * 2
+    ages = {each.group: each.lag_seconds for each in aged if each.lag}
+    assert all(age is not None and age < 600 for age in ages.values())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orbitmq.client.admin.groups import GroupState, decode_lags, lags_of
 from orbitmq.client.admin.members import FindingKind
-from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective
+from orbitmq.client.errors import BadRequest, GroupNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.wire.bodies import (
     ConsumeStats,
@@ -156,24 +156,6 @@ async def test_what_waits_in_queues_that_nobody_has_reported_from_is_counted(wor
     assert [(each.queue, each.lag) for each in only.queues] == [
         (each.queue, each.lag) for each in progress.of_topic("orders")
     ]
-
-
-async def test_a_change_that_a_broker_does_not_show_is_an_error(world, monkeypatch):
-    await world.admin.groups.create(GROUP)
-    table = world.cluster.brokers[0].parts.groups
-    monkeypatch.setattr(table, "update", lambda config, **_: table.get(config.group_name))
-
-    with pytest.raises(NotEffective, match="broker-a shows"):
-        await world.admin.groups.pause(GROUP)
-
-
-async def test_the_lag_of_a_group_that_has_not_committed_anything_is_listed(world):
-    await world.fill(A0, 2)
-    await world.consumer("c1")
-
-    (listed,) = await world.admin.groups.list(members=True)
-
-    assert [(each.topic, each.lag) for each in listed.topics] == [("orders", 2)]
 
 
 async def test_settings_of_a_group_are_changed_on_every_broker_and_read_back(world):

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orbitmq.broker.handlers import messages as broker_messages
-from orbitmq.client.admin.deadletters import ResendResult
-from orbitmq.client.admin.messages import BodyForm, Fate, shown_body
+from orbitmq.client.admin.messages import (
+    ALL,
+    BodyForm,
+    Cursor,
+    Fate,
+    Pulled,
+    QueueReader,
+    Walk,
+    Wanted,
+    shown_body,
+    whole_topic,
+)
 from orbitmq.client.errors import BadRequest
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.message.stored import StoredMessage
+from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import MessageModel
 from tests.support.broker import until
 from tests.support.client_admin import GROUP
@@ -68,21 +81,6 @@ async def test_all_messages_with_a_key_are_found_beyond_what_a_broker_gives_at_o
     assert sorted(int(body) for body in bodies(found)) == list(range(150))
     times = [message.stored_at for message in found]
     assert times == sorted(times, reverse=True)
-
-
-async def test_large_messages_with_a_key_are_found_beyond_what_fits_into_an_answer(
-    world, monkeypatch
-):
-    monkeypatch.setattr(broker_messages, "_MOST_BYTES", 2000)
-    for number in range(40):
-        await world.send((A0, B0)[number % 3 == 0], b"%d" % number, KEYS="wanted")
-        if number % 4 == 0:
-            world.cluster.advance(1.0)
-
-    async with asyncio.timeout(30.0):
-        found = [message async for message in world.admin.messages.by_key("orders", "wanted")]
-
-    assert sorted(int(body) for body in bodies(found)) == list(range(40))
 
 
 @pytest.mark.parametrize("begins_at", [0.0, 0.35, 0.8])
@@ -302,40 +300,6 @@ async def test_a_failed_message_is_followed_to_where_it_is_now(world):
     assert await world.admin.messages.track(dead.copy) == (dead,)
 
 
-async def test_a_message_that_was_resent_keeps_the_failures_of_its_dead_letters(world):
-    await world.consumer("c1")
-    sent = await world.send(A0, b"x", UNIQ_KEY="7F0000010001000000000000000000CC")
-    await world.report(A0, 1)
-    message = await world.admin.messages.get(sent.msg_id)
-
-    async def resent():
-        # What is stored later has a later time.
-        world.cluster.advance(1.0)
-        report = await world.admin.dead_letters.resend(GROUP)
-        assert report.counts[ResendResult.SENT] == 1
-        (track,) = await world.admin.messages.track(message)
-        return track
-
-    await world.fail(A0, sent.msg_id, level=-1)
-    waiting = await resent()
-    assert waiting.copy is not None
-    await world.report(waiting.copy.queue, waiting.copy.queue_offset + 1)
-    (consumed,) = await world.admin.messages.track(message)
-    world.cluster.advance(1.0)
-    await world.fail(waiting.copy.queue, waiting.copy.offset_id, level=-1)
-    (dead,) = await world.admin.messages.track(message)
-    again = await resent()
-
-    assert [(each.fate, each.failures, each.resent) for each in (waiting, consumed, dead)] == [
-        (Fate.RETRYING, 1, 1),
-        (Fate.CONSUMED, 1, 1),
-        (Fate.DEAD, 2, 1),
-    ]
-    assert (again.failures, again.resent) == (2, 2)
-    assert consumed.text == "died and was resent: consumed"
-    assert again.text.startswith("died and was resent 2 times: ")
-
-
 # Bodies.
 
 
@@ -352,3 +316,81 @@ def test_bodies_are_shown_as_what_they_are():
     for body, form in ((b"\xff", "text"), (b"{", "json"), (b"x", "xml")):
         with pytest.raises(BadRequest, match=r"shown|not"):
             shown_body(body, form)
+
+
+HERE = Address("127.0.0.1", 1)
+
+
+class MemoryReading(QueueReader):
+    """Queues of messages, some of which a filter leaves out, and pulls that bring a few."""
+
+    def __init__(self, queues: Mapping[Queue, Sequence[StoredMessage]], most: int) -> None:
+        self._queues = queues
+        self._most = most
+
+    async def pull(
+        self, where: Address, queue: Queue, offset: int, wanted: Wanted = ALL, most: int = 32
+    ) -> Pulled:
+        records = self._queues[queue]
+        seen = records[offset : offset + min(most, self._most)]
+        found = tuple(ReceivedMessage(each, queue) for each in seen if each.tags != "hidden")
+        return Pulled(found, offset + len(seen))
+
+
+@st.composite
+def topics(draw: st.DrawFn) -> dict[Queue, list[StoredMessage]]:
+    """Up to four queues whose messages were stored one after the other."""
+    made: dict[Queue, list[StoredMessage]] = {}
+    for number in range(draw(st.integers(1, 4))):
+        queue = Queue("orders", f"broker-{number % 2}", number)
+        steps = draw(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80))
+        now = 0
+        made[queue] = []
+        for offset, (step, is_hidden) in enumerate(steps):
+            now += step
+            made[queue].append(
+                StoredMessage.build(
+                    topic="orders",
+                    stored_body=b"%d" % offset,
+                    properties={"TAGS": "hidden"} if is_hidden else {},
+                    queue_id=queue.id,
+                    queue_offset=offset,
+                    physical_offset=number * 1000 + offset,
+                    store_ms=now,
+                )
+            )
+    return made
+
+
+@given(topics(), st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1), st.booleans())
+def test_pages_of_any_size_are_the_whole_walk(queues, most, sizes, is_backwards):
+    reading = MemoryReading(queues, most)
+    addresses = {queue.broker: HERE for queue in queues}
+    bounds = {queue: (0, len(records)) for queue, records in queues.items()}
+    cursor = whole_topic("orders", bounds, ALL, backwards=is_backwards)
+
+    async def paged():
+        found: list[ReceivedMessage] = []
+        place: str | None = cursor.text
+        turn = 0
+        while place is not None:
+            size = sizes[turn % len(sizes)]
+            page = await Walk(reading, addresses, Cursor.of(place)).page(size)
+            assert len(page.messages) == size or page.cursor is None
+            found += page.messages
+            place = page.cursor
+            turn += 1
+        return found
+
+    async def whole():
+        return [message async for message in Walk(reading, addresses, cursor).messages()]
+
+    found = asyncio.run(paged())
+
+    assert found == asyncio.run(whole())
+    times = [message.stored.store_ms for message in found]
+    assert times == sorted(times, reverse=is_backwards)
+    for queue, records in queues.items():
+        wanted = [each.queue_offset for each in records if each.tags != "hidden"]
+        offsets = [message.queue_offset for message in found if message.queue == queue]
+        assert offsets == (wanted[::-1] if is_backwards else wanted)

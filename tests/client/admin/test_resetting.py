@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 
 import pytest
@@ -13,7 +12,6 @@ from orbitmq.broker.metrics import runtime_info
 from orbitmq.broker.settings import shown
 from orbitmq.client.admin.resets import QueueMove, ResetFailed, ResetTo, target
 from orbitmq.client.routes import Queue
-from tests.support.broker import until
 from tests.support.client_admin import GROUP, World
 
 A0 = Queue("orders", "broker-a", 0)
@@ -168,34 +166,6 @@ async def test_a_reset_without_effect_is_an_error_that_names_the_queues(world, m
     assert effective == {A0: False, A1: False, B0: True, B1: True}
 
 
-async def test_a_skip_that_a_member_undoes_is_an_error(world, monkeypatch):
-    await _filled(world)
-    await world.consumer("c1")
-    table = world.cluster.brokers[0].parts.progress
-    right = table.reset
-
-    def undone(topic, group, queue_id, offset):
-        right(topic, group, queue_id, offset)
-        taken.append(queue_id)
-
-    taken: list[int] = []
-    monkeypatch.setattr(table, "reset", undone)
-    query = table.query
-
-    def stale(topic, group, queue_id):
-        # The first question after the reset is answered as it should be.
-        if queue_id in taken:
-            taken.remove(queue_id)
-            return query(topic, group, queue_id)
-        return 6 if queue_id == 0 else query(topic, group, queue_id)
-
-    plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.end(), queues=[A0])
-    monkeypatch.setattr(table, "query", stale)
-
-    with pytest.raises(ResetFailed, match="a member put it back to 6"):
-        await world.admin.progress.apply(plan)
-
-
 # Brokers that are not ours.
 
 
@@ -230,25 +200,6 @@ async def test_an_older_broker_is_told_the_offsets_of_an_offline_group(world, mo
 
     assert (world.progress(A0), world.progress(B1)) == (1, 2)
     # It was a report, not the request that such brokers understand differently.
-    assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) is None
-
-
-async def test_a_broker_that_has_just_started_and_cannot_say_what_it_is_is_no_broker_of_ours(
-    world, monkeypatch
-):
-    def nothing_was_sampled_yet(*_):
-        raise LookupError("java.util.NoSuchElementException")  # Apache's 4.9, in its first seconds
-
-    def without_the_setting(*args):
-        return {k: v for k, v in shown(*args).items() if k != "useServerSideResetOffset"}
-
-    monkeypatch.setattr("orbitmq.broker.handlers.admin.shown", without_the_setting)
-    monkeypatch.setattr("orbitmq.broker.handlers.admin.runtime_info", nothing_was_sampled_yet)
-    await _filled(world)
-
-    await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 1}))
-
-    assert world.progress(A0) == 1
     assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) is None
 
 
@@ -326,19 +277,6 @@ async def test_cloning_skipping_and_pausing_are_shown_first_and_leave_a_line(wor
         (f"group {GROUP} resumed at broker-a, broker-b", GROUP),
     ]
     assert caplog.records[-3].__dict__["skipped"] == 4
-
-
-async def test_a_held_pull_is_sent_to_the_new_place_at_once(world):
-    await _filled(world)
-    await world.consumer("c1")
-    client = await world.client("broker-a")
-    held = asyncio.create_task(client.pull("orders", 0, 10, consumer_group=GROUP, hold=30.0))
-    await until(lambda: len(world.cluster.brokers[0].parts.held) > 0, 10.0)
-
-    await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 5}))
-
-    answer = await asyncio.wait_for(held, 10.0)
-    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (21, "5")
 
 
 # Plans: where progress goes, and what that skips and repeats.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 
 import pytest
@@ -17,13 +16,8 @@ from orbitmq.client.admin.messages import AsyncMessages
 from orbitmq.client.admin.resets import AsyncProgress, ResetTo
 from orbitmq.client.admin.topics import AsyncTopics
 from orbitmq.client.errors import TopicNotFound
+from orbitmq.client.routes import Queue
 from orbitmq.errors import NotRunning
-from orbitmq.remoting.channels import connect
-from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.settings import parse_address
-from orbitmq.testing.cluster import EmbeddedCluster
-from orbitmq.wire.codes import RequestCode
-from tests.support.broker import send_header
 
 #: Methods that other parts use, and that people have better ones for.
 INTERNAL = {"look", "running_info_of"}
@@ -78,8 +72,7 @@ def test_administration_without_an_event_loop(orbit_shared_cluster, orbit_shared
 def test_an_iteration_that_is_left_ends_in_order(orbit_cluster):
     orbit_cluster.create_topic("orders")
     with Admin(name_server=orbit_cluster.name_server) as admin:
-        for number in range(5):
-            _send(orbit_cluster, b"%d" % number)
+        orbit_cluster.send("orders", *"01234", queue=Queue("orders", "broker-a", 0))
         first = admin.messages.browse("orders")
         assert next(first).body == b"0"
         first.close()
@@ -89,16 +82,3 @@ def test_an_iteration_that_is_left_ends_in_order(orbit_cluster):
             next(admin.messages.browse("nothing"))
     # The admin is gone; leaving the iteration does no harm.
     second.close()
-
-
-def _send(cluster: EmbeddedCluster, body: bytes) -> None:
-    async def send() -> None:
-        connection = await connect(parse_address(cluster.broker_addresses[0]), owner=Dispatcher({}))
-        answer = await connection.request(
-            RequestCode.SEND_MESSAGE_V2, send_header("orders"), body=body, timeout=10
-        )
-        assert answer.code == 0
-        connection.close()
-        await connection.wait_closed()
-
-    asyncio.run(send())

@@ -84,16 +84,6 @@ async def test_an_update_changes_what_is_given_and_leaves_the_rest(world):
     assert not found.is_uniform
 
 
-async def test_a_broker_that_may_not_be_written_limits_what_is_waited_for(world):
-    await world.admin.config.update_broker("broker-a", {"brokerPermission": "4"})
-
-    await world.admin.topics.create("new")
-
-    route = await world.admin.topics.route("new")
-    letters = {part.broker: part.permission.letters for part in route.brokers}
-    assert letters == {"broker-a": "r", "broker-b": "rw"}
-
-
 async def test_an_ordered_topic_is_known_to_name_servers(world):
     await world.admin.topics.create("new", queues=2, ordered=True)
 

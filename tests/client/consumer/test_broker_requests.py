@@ -39,12 +39,7 @@ from tests.support.consumers import consumer_of, done_here, send, until_owned
 from tests.support.consuming import DEADLINE, until
 from tests.support.prometheus import parse_metrics
 
-
-@pytest.fixture
-async def cluster(new_cluster):
-    async with new_cluster() as running:
-        await running.create_topic("orders", queues=2)
-        yield running
+QUEUE_COUNT = 2
 
 
 @pytest.fixture
@@ -153,23 +148,6 @@ class TestRunningInfo:
         assert longest.value(**labels) == times.longest
         assert CallTimes.from_text(info.user_consumer_info["consumeTimes.orders"]) == times
 
-    async def test_calls_in_order_are_timed_one_by_one(self, cluster):
-        consumer = consumer_of(cluster, ordered=True)
-
-        @consumer.on("orders")
-        async def handle(message):
-            await asyncio.sleep(0.05 if message.body == b"slow" else 0)
-
-        bodies = ["quick"] * 10 + ["slow"] + ["quick"] * 10
-        await send(cluster, "orders", bodies, queue=Queue("orders", "broker-a", 0))
-        async with consumer:
-            await until(lambda: done_here(consumer) == 21)
-            times = consumer.statistics().topics["orders"].consume_times
-
-        # One call took long, and those after it, which waited for it, did not.
-        assert times.calls == 21
-        assert (times.p50 or 1) < 0.05 <= (times.longest or 0)
-
     async def test_coroutine_handlers_are_in_the_stacks(self, cluster, tool):
         entered, opened = asyncio.Event(), asyncio.Event()
 
@@ -187,18 +165,6 @@ class TestRunningInfo:
 
         assert "waiting_for_something" in (info.jstack or "")
         assert "await opened.wait()" in (info.jstack or "")
-
-    async def test_another_group_of_the_same_client_is_not_meant(self, cluster, tool):
-        consumer = consumer_of(cluster)
-        consumer.on("orders")(lambda message: None)
-        async with consumer:
-            connection = connection_to(cluster, consumer)
-            answer = await connection.request(
-                RequestCode.GET_CONSUMER_RUNNING_INFO,
-                GetConsumerRunningInfoRequest(consumer_group="other", client_id="any"),
-            )
-
-        assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_a_tool_sees_progress_that_was_not_reported_yet(cluster, tool):
@@ -322,14 +288,3 @@ class TestConsumeDirectly:
         # Nothing went back to the broker.
         assert not cluster.messages(f"%RETRY%{consumer.group}")
         assert not cluster.messages("SCHEDULE_TOPIC_XXXX")
-
-    async def test_a_listener_without_a_verdict_is_reported_as_such(self, cluster, tool):
-        consumer = consumer_of(cluster, consume_from="last", strict_last=True)
-        await send(cluster, "orders", ["x"])
-        consumer.listen("orders", lambda messages, context: None)
-        async with consumer:
-            await until_owned(consumer, 2)
-            result = await self.ask(cluster, tool, consumer)
-
-        assert result.consume_result == ConsumeResult.CR_RETURN_NULL
-        assert "no verdict" in (result.remark or "")

@@ -29,13 +29,6 @@ from tests.support.consumers import (
 from tests.support.consuming import until
 
 
-@pytest.fixture
-async def cluster(new_cluster):
-    async with new_cluster() as running:
-        await running.create_topic("orders", queues=4)
-        yield running
-
-
 class TestConsuming:
     @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
     async def test_a_handler_gets_every_message_once(self, cluster, is_async):
@@ -232,6 +225,7 @@ class TestGroup:
 
 
 class TestWhileRunning:
+    @pytest.mark.feature("B15")
     async def test_paused_it_fetches_nothing_and_keeps_its_queues(self, cluster):
         seen: list[str] = []
         consumer = consumer_of(cluster)
@@ -253,24 +247,6 @@ class TestWhileRunning:
 
             consumer.resume()
             await until(lambda: len(seen) == 400)
-
-    async def test_topics_come_and_go(self, cluster):
-        await cluster.create_topic("refunds", queues=2)
-        seen: list[str] = []
-
-        def note(message):
-            seen.append(message.topic)
-
-        consumer = consumer_of(cluster)
-        consumer.on("orders")(note)
-        async with consumer:
-            await until_owned(consumer, 4)
-            await consumer.subscribe("refunds", note)
-            await send(cluster, "refunds", ["x"])
-            await until(lambda: seen == ["refunds"])
-
-            await consumer.unsubscribe("orders")
-            await until_owned(consumer, 2)
 
     async def test_a_new_condition_applies_from_then_on(self, cluster):
         seen: list[str | None] = []

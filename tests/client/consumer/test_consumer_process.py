@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -166,86 +165,12 @@ def test_a_signal_stops_in_order_and_nothing_is_repeated(cluster, tmp_path, text
     assert begun == {"begin a": 1, "begin b": 1, "begin slow": 1, "begin c": 1}
 
 
-@pytest.mark.feature("A10")
-def test_a_killed_member_is_replaced_at_once(cluster, tmp_path):
-    seen: Counter[str] = Counter()
-    changed = threading.Condition()
-
-    def count(message):
-        with changed:
-            seen[message.text()] += 1
-            changed.notify_all()
-
-    consumer = Consumer("billing", name_server=cluster.name_server, consume_from="first")
-    consumer.on("orders")(count)
-    with program(SYNC, cluster.name_server, folder=tmp_path) as other, consumer:
-        owned = _until(lambda: own(consumer) == 2)
-        assert owned, "the two do not share the queues"
-        send(cluster, *(f"m{number}" for number in range(40)))
-        assert _until(lambda: len(seen) + ends(other) == 40)
-
-        other.process.kill()
-        other.end()
-        assert _until(lambda: own(consumer) == 4, within=10)
-        send(cluster, *(f"n{number}" for number in range(40)))
-        with changed:
-            assert changed.wait_for(
-                lambda: sum(text.startswith("n") for text in seen) == 40, DEADLINE
-            )
-
-    assert all(count == 1 for text, count in seen.items() if text.startswith("n"))
-
-
-BUSY = """
-import asyncio
-from orbitmq.client.consumer.consumer import AsyncConsumer
-
-async def main():
-    consumer = AsyncConsumer("billing", name_server=sys.argv[1], consume_from="first", workers=1)
-    is_busy = asyncio.Event()
-
-    @consumer.on("orders")
-    async def bill(message):
-        is_busy.set()
-        await asyncio.sleep(3600)
-
-    await consumer.start()
-    say("started")
-    await asyncio.wait_for(is_busy.wait(), 30)
-    raise LookupError("the program fails, and stops nothing")
-
-try:
-    asyncio.run(main())
-except LookupError:
-    say("failed")
-"""
-
-
-def test_a_busy_coroutine_handler_does_not_keep_a_program_from_its_end(cluster, tmp_path):
-    send(cluster, "a", "b")
-    with program(BUSY, cluster.name_server, folder=tmp_path) as running:
-        running.until_said("started")
-
-        assert running.end() == 0
-        # Nothing is complained about, neither: of tasks, for instance.
-        assert running.said[-1] == "failed", running.said
-
-
 def own(consumer: Consumer) -> int:
     return sum(queue.topic == "orders" for queue in consumer.assignment())
 
 
 def ends(running: Program) -> int:
     return sum(line.startswith("end") for line in running.said)
-
-
-def _until(condition: Any, within: float = DEADLINE) -> bool:
-    waiting = threading.Event()
-    for _ in range(int(within / 0.01)):
-        if condition():
-            return True
-        waiting.wait(0.01)
-    return False
 
 
 @pytest.mark.feature("P6")
@@ -341,81 +266,3 @@ def test_clients_made_before_a_fork_are_started_after_it_each_with_an_id_of_its_
     assert running.said.count("ended 0") == 2
     ids = [line for line in running.said if line.startswith("id ")]
     assert len(set(ids)) == len(ids) == 9
-
-
-def test_a_second_signal_ends_a_program_that_waits_for_its_handlers(cluster, tmp_path):
-    text = """
-    from orbitmq.client.consumer.consumer import Consumer
-    from orbitmq.client.consumer.settings import RebalanceSettings
-
-    consumer = Consumer(
-        "billing", name_server=sys.argv[1], consume_from="first",
-        rebalance=RebalanceSettings(handover=600),
-    )
-
-    @consumer.on("orders")
-    def stuck(message):
-        say("begin")
-        threading.Event().wait(600)
-
-    consumer.run()
-    """
-    send(cluster, "x")
-    with program(text, cluster.name_server, folder=tmp_path) as running:
-        running.until_said("begin")
-        running.process.send_signal(signal.SIGTERM)
-        # The second one comes until the first one has been noticed.
-        assert _until(lambda: _signalled(running))
-
-        assert running.end() == -signal.SIGTERM
-
-
-def _signalled(running: Program) -> bool:
-    if running.process.poll() is None:
-        os.kill(running.process.pid, signal.SIGTERM)
-    return running.process.poll() is not None
-
-
-STOPPED_BY_A_SIGNAL = """
-import faulthandler, signal
-from orbitmq.client.consumer.consumer import Consumer
-
-faulthandler.dump_traceback_later(25, exit=True)
-consumer = Consumer("billing", name_server=sys.argv[1], consume_from="first")
-begun, opened = threading.Event(), threading.Event()
-
-@consumer.on("orders")
-def bill(message):
-    begun.set()
-    opened.wait(20)
-    say("handled")
-
-def told(number, frame):
-    say("told")
-    opened.set()
-    consumer.stop()
-    say("stopped by the signal")
-
-signal.signal(signal.SIGTERM, told)
-"""
-
-
-def test_a_signal_handler_may_stop_a_consumer_that_is_being_stopped(cluster, tmp_path):
-    text = (
-        STOPPED_BY_A_SIGNAL
-        + """
-consumer.start()
-begun.wait(20)
-say("stop")
-consumer.stop()
-say("stopped")
-"""
-    )
-    send(cluster, "x")
-    with program(text, cluster.name_server, folder=tmp_path) as running:
-        running.until_said("stop")
-        running.process.send_signal(signal.SIGTERM)
-
-        assert running.end() == 0, running.said
-    assert running.said[-2:] == ["stopped by the signal", "stopped"]
-    assert "handled" in running.said

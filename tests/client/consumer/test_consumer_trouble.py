@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from orbitmq.broker.broker import Broker
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.dispatch import after_failure
+from orbitmq.client.consumer.pull import Refusals, forbidden_type
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.consumer.verdict import DEAD, Failure, Retry
-from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.middleware import TimeLimit
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer.consumer import PullConsumer
-from orbitmq.errors import NotRunning, SettingError
+from orbitmq.client.routes import Queue
+from orbitmq.clock import SystemClock
+from orbitmq.errors import AccessDenied, BrokerRefused, SettingError
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.support.consumers import consumer_of, send
+from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from tests.support.consumers import consumer_of, producer_of, send
 from tests.support.consuming import until
+from tests.support.pulling import FAST
+from tests.support.rebalancing import QUICK, answering
+
+QUEUE_COUNT = 1
 
 #: What is not there is looked for often.
 LOOKS = RebalanceSettings(spacing=0.02, retry=0.02, interval=0.1)
-
-
-@pytest.fixture
-async def cluster():
-    async with AsyncEmbeddedCluster() as running:
-        await running.create_topic("orders", queues=1)
-        yield running
 
 
 # ---- getting nothing
@@ -135,32 +143,6 @@ def test_the_log_says_what_happens_next_to_a_failed_message(
     assert after_failure(attempt, failure, retries, pause) == begin + words
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"max_retries": 5}, "attempt 1 of 6, again in 45 s"),
-        ({"model": "broadcasting"}, "attempt 1, not tried again: it was broadcast"),
-    ],
-)
-async def test_the_log_says_when_a_failed_message_comes_again(
-    cluster, caplog, tmp_path, monkeypatch, options, words
-):
-    monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
-    caplog.set_level(logging.INFO, "orbitmq.client.consumer")
-    consumer = consumer_of(cluster, "billing", **options)
-
-    @consumer.on("orders")
-    def bill(message: ReceivedMessage) -> None:
-        raise Retry("the bank is closed", delay=45)
-
-    async with consumer:
-        await send(cluster, "orders", ["x"])
-        await until(lambda: any("failed on" in line for line in caplog.messages))
-
-    told = next(line for line in caplog.messages if "failed on" in line)
-    assert f"; {words}): the bank is closed" in told
-
-
 # ---- mistakes of the first hour
 
 
@@ -198,22 +180,129 @@ def _consumer() -> Consumer:
     return Consumer("billing", name_server="127.0.0.1:9876")
 
 
-# ---- looking at it
+# ---- brokers without the group, or that deny
 
 
-async def test_after_its_end_a_consumer_still_says_what_it_has_done(cluster):
-    consumer = consumer_of(cluster, "billing")
-    consumer.on("orders")(lambda message: None)
-    with pytest.raises(NotRunning, match="start it"):
-        consumer.statistics()
+HERE, THERE = Address("10.0.0.1", 10911), Address("10.0.0.2", 10911)
+ONE, TWO = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
+OTHER = Queue("invoices", "broker-b", 0)
 
-    async with consumer:
-        client_id = consumer.client_id
-        await send(cluster, "orders", range(5))
-        await until(lambda: consumer.statistics().topics["orders"].consumed == 5)
 
-    assert consumer.statistics().topics["orders"].consumed == 5
-    assert consumer.client_id == client_id
-    assert f'client_id="{client_id}",topic="orders"}} 5' in consumer.metrics()
-    with pytest.raises(NotRunning, match="was stopped"):
-        consumer.pause()
+@pytest.fixture
+def refusals():
+    return Refusals("billing", SystemClock())
+
+
+def refuse(refusals: Refusals, queue: Queue, where: Address) -> None:
+    code = ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    refused = BrokerRefused(code, "there is none", where, RequestCode.PULL_MESSAGE)
+    refusals.refused(queue, refused)
+
+
+def addresses(refusals: Refusals) -> list[str]:
+    return [re.findall(r"from (\S+):", each)[0] for each in refusals.current()]
+
+
+def test_a_pull_that_is_served_ends_the_refusal_of_its_broker_and_of_no_other(refusals):
+    refuse(refusals, ONE, HERE)
+    refuse(refusals, TWO, HERE)
+    refuse(refusals, OTHER, THERE)
+
+    refusals.served(TWO, HERE)
+
+    assert addresses(refusals) == [str(THERE)]
+
+
+async def test_what_one_of_two_brokers_denies_ends_no_consumer_and_what_both_deny_does(new_cluster):
+    seen: list[str] = []
+
+    async with new_cluster(brokers=2) as cluster, AsyncExitStack() as stack:
+        await cluster.create_topic("orders", queues=1)
+        consumer = consumer_of(cluster, "billing", rebalance=QUICK, pull=FAST)
+        consumer.on("orders")(lambda message: seen.append(message.text()))
+        stack.enter_context(denying(cluster.brokers[1]))
+        running = asyncio.create_task(consumer.run())
+        async with producer_of(cluster) as producer:
+            await producer.send("orders", b"served", queue=Queue("orders", "broker-a", 0))
+            await until(lambda: "served" in seen)
+            await until(
+                lambda: any(
+                    str(cluster.brokers[1].address) in trouble and "not for you" in trouble
+                    for trouble in consumer.statistics().troubles
+                )
+            )
+            assert not running.done()
+
+            stack.enter_context(denying(cluster.brokers[0]))
+            await producer.send("orders", b"more", queue=Queue("orders", "broker-a", 0))
+            with pytest.raises(AccessDenied, match="not for you"):
+                await running
+
+
+@contextmanager
+def denying(broker: Broker) -> Iterator[None]:
+    """Have a broker let nobody consume."""
+
+    def deny(_: Connection, request: Command) -> Command:
+        return request.answer(ResponseCode.NO_PERMISSION, remark="not for you")
+
+    with ExitStack() as stack:
+        for code in (
+            RequestCode.HEART_BEAT,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            RequestCode.PULL_MESSAGE,
+        ):
+            stack.enter_context(answering(broker, code, deny))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("code", "remark"),
+    [
+        (ResponseCode.NO_PERMISSION, "User:me has no permission to access Topic:orders"),
+        (ResponseCode.SYSTEM_ERROR, "org.apache.rocketmq.acl.common.AclException: no permission"),
+    ],
+)
+def test_both_ways_in_which_apaches_brokers_deny_are_known(refusals, code, remark):
+    refused = BrokerRefused(code, remark, HERE, RequestCode.PULL_MESSAGE)
+
+    assert refusals.refused(ONE, refused)
+
+    assert isinstance(refusals.denial({"orders": [ONE]}, [ONE]), AccessDenied)
+    assert refusals.denial({"orders": [ONE, TWO]}, [ONE, TWO]) is None
+    assert refusals.denial({"orders": [ONE], "invoices": []}, [ONE]) is None
+
+
+@pytest.mark.parametrize(
+    ("remark", "kind"),
+    [
+        ("subscription group no permission, billing", ForbiddenType.GROUP),
+        ("the topic[orders] pulling message is forbidden", ForbiddenType.TOPIC),
+        ("the broker[10.0.0.1] pulling message is forbidden", ForbiddenType.BROKER),
+        (
+            "the consumer group[billing] can not consume by broadcast way",
+            ForbiddenType.BROADCASTING,
+        ),
+        ("User:me has no permission to access Topic:orders", None),
+    ],
+)
+def test_what_brokers_that_send_no_type_have_switched_off_is_no_denial(remark, kind):
+    request = Command.request(RequestCode.PULL_MESSAGE, opaque=1)
+
+    assert forbidden_type(request.answer(ResponseCode.NO_PERMISSION, remark=remark)) is kind
+
+
+def test_a_pause_and_a_broken_disk_are_no_denial(refusals):
+    code = ResponseCode.NO_PERMISSION
+    paused = BrokerRefused(code, "it is paused", HERE, RequestCode.PULL_MESSAGE)
+    broken = BrokerRefused(ResponseCode.SYSTEM_ERROR, "disk", HERE, RequestCode.PULL_MESSAGE)
+
+    assert refusals.refused(ONE, paused, ForbiddenType.GROUP)
+    assert not refusals.refused(TWO, broken)
+
+    assert refusals.denial({"orders": [ONE]}, [ONE]) is None
+    assert refusals.of_all([ONE]) is None
+    assert "orbitmq group resume billing" in refusals.current()[0]
+    refusals.served(OTHER, HERE)  # another topic: the group is not paused any more
+    assert refusals.current() == ()

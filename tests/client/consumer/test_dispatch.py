@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
@@ -172,22 +171,6 @@ async def test_a_handler_says_how_long_its_queue_pauses_and_no_stop_waits(said, 
         owned = bench.own(messages(1))
         await until(lambda: pause in pauses)
         assert await bench.consumption.drain(owned, 0)
-
-
-async def test_in_order_a_coroutine_that_raises_no_exception_is_tried_again_and_dropped_at_last():
-    attempts: list[int] = []
-
-    async def handle(message):
-        attempts.append(message.attempt)
-        raise SystemExit(1)
-
-    async with consuming(
-        handle, ordered=True, broadcasting=True, suspend=0.01, max_retries=1
-    ) as bench:
-        owned = bench.own(messages(1))
-        await until(lambda: bench.position(owned) == 1)
-
-    assert attempts == [1, 2]
 
 
 @settings(max_examples=40)
@@ -382,27 +365,6 @@ async def test_retried_messages_reach_the_handler_of_their_own_topic_in_batches_
     ((_, failure),) = bench.sent_back.back
     assert failure.level == BY_ATTEMPTS
     assert "no handler for topic invoices" in str(failure.reason)
-
-
-async def test_a_run_is_never_of_both_kinds_of_handlers():
-    seen: list[tuple[str, bool]] = []
-    here = threading.get_ident()
-
-    def handle(message):
-        seen.append((message.topic, threading.get_ident() == here))
-
-    async def handle_async(message):
-        handle(message)
-
-    by_topic = {
-        "orders": bind_handler(handle, group=GROUP),
-        "refunds": bind_handler(handle_async, group=GROUP),
-    }
-    topics = ["orders", "orders", "refunds", "orders", "refunds", "refunds"]
-    async with consuming(by_topic, ordered=True) as bench:
-        owned = bench.own([retried(at, topic) for at, topic in enumerate(topics)])
-        await until(lambda: bench.position(owned) == 6)
-    assert seen == [(topic, topic == "refunds") for topic in topics]
 
 
 @both

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import pickle
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,6 @@ from orbitmq.client.consumer.handlers import DEFAULT_BATCH, bind_handler, bind_l
 from orbitmq.client.consumer.verdict import (
     BY_ATTEMPTS,
     DEAD,
-    DONE,
     LONGEST_REASON,
     ConsumeContext,
     DeadLetter,
@@ -33,7 +30,7 @@ from orbitmq.client.consumer.verdict import (
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import LogDeliveries
 from orbitmq.errors import ClientError, OrbitError, SettingError
-from tests.support.consuming import DEADLINE, GROUP, QUEUE, called, consuming, received, until
+from tests.support.consuming import GROUP, QUEUE, called, consuming, received, until
 
 if TYPE_CHECKING:
     # Not there when the program runs: annotations that cannot be evaluated.
@@ -161,17 +158,6 @@ def test_every_error_of_a_handler_is_a_failure(error, middleware, is_async):
     assert outcome.failure.error is error
 
 
-@surrounded
-def test_an_interrupt_reaches_the_program(middleware):
-    async def interrupted(_):
-        raise KeyboardInterrupt
-
-    binding = bind_handler(interrupted, group=GROUP, middleware=middleware)
-
-    with pytest.raises(KeyboardInterrupt):
-        called(binding, MESSAGES)
-
-
 class Later:
     """An awaitable that is no coroutine."""
 
@@ -205,51 +191,6 @@ async def test_an_awaitable_that_a_def_handler_returns_is_awaited(function, is_g
         await until(lambda: bench.position(owned) == 3)
 
     assert len(bench.sent_back.back) == (0 if is_good else 3)
-
-
-async def test_the_function_runs_in_a_thread_and_its_coroutine_on_the_loop():
-    here, loop = threading.get_ident(), asyncio.get_running_loop()
-    threads: dict[str, int] = {}
-    variable: ContextVar[str] = ContextVar("variable")
-
-    async def asynchronous(message):
-        threads["coroutine"] = threading.get_ident()
-        assert variable.get() == "set in the thread"
-        assert asyncio.get_running_loop() is loop
-        assert bench.consumption.worker_pool.is_caller
-
-    def handle(message):
-        threads["function"] = threading.get_ident()
-        variable.set("set in the thread")
-        return asynchronous(message)
-
-    async with consuming(handle) as bench:
-        owned = bench.own(MESSAGES[:1])
-        await until(lambda: bench.position(owned) == 1)
-
-    assert bench.sent_back.back == []
-    assert threads["coroutine"] == here != threads["function"]
-
-
-async def test_a_stop_cancels_what_a_def_handler_has_returned():
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def endless():
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    before = asyncio.all_tasks()
-    async with consuming(lambda message: endless()) as bench:
-        bench.own(MESSAGES[:1])
-        async with asyncio.timeout(DEADLINE):
-            await begun.wait()
-
-    assert ended.is_set()
-    assert asyncio.all_tasks() == before
-    assert bench.sent_back.back == []
 
 
 # ---- answers
@@ -386,8 +327,3 @@ def test_retry_and_dead_letter_can_be_pickled():
 
     assert dead.reason == "because"
     assert (retry.reason, retry.delay, retry.level) == ("ValueError: no", 5.0, None)
-
-
-def test_a_handler_that_returns_nothing_has_succeeded_and_a_listener_has_not():
-    assert called(bind_handler(many, group=GROUP), MESSAGES) is DONE
-    assert failed(called(bind_listener(lambda _, __: None, group=GROUP), MESSAGES)) == [0, 1, 2]

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.consumer.members import GroupMembers, Holdings
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -36,18 +35,11 @@ from tests.support.rebalancing import (
 )
 from tests.support.tries import TRIES
 
-COUNT = 16
-QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(COUNT)]
+QUEUE_COUNT = 16
+QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(QUEUE_COUNT)]
 #: Of two members, the one with the greater client id has these.
-SECOND_HALF = set(QUEUES[COUNT // 2 :])
+SECOND_HALF = set(QUEUES[QUEUE_COUNT // 2 :])
 DEADLINE = 30.0
-
-
-@pytest.fixture
-async def cluster(new_cluster):
-    async with new_cluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=COUNT)
-        yield cluster
 
 
 @pytest.fixture
@@ -81,7 +73,7 @@ async def under_load(cluster: AsyncEmbeddedCluster) -> AsyncIterator[list[int]]:
     async def run() -> None:
         while not is_over.is_set():
             await send(cluster, 1)
-            rounds.append(COUNT)
+            rounds.append(QUEUE_COUNT)
             await asyncio.sleep(0.005)
 
     sending = asyncio.create_task(run())
@@ -107,7 +99,7 @@ async def lost_by(consumer: Consumer) -> set[Queue]:
         owned = consumer.rebalancer.owned
         return {queue for queue, each in owned.items() if each.is_draining}
 
-    await until(lambda: len(draining()) == COUNT // 2, DEADLINE)
+    await until(lambda: len(draining()) == QUEUE_COUNT // 2, DEADLINE)
     return draining()
 
 
@@ -175,29 +167,6 @@ async def _longest_pause(group: Group, begun: Begun, since: float) -> float:
     return max(after - before for before, after in itertools.pairwise(points))
 
 
-async def test_a_queue_stays_with_its_owner_until_its_handler_is_done(cluster, group):
-    await send(cluster, 1)
-    gate = asyncio.Event()
-
-    async def waits(_, __):
-        await gate.wait()
-
-    first = await group.join(handler=waits)
-    await until(lambda: sum(group.ledger.running.values()) == COUNT, DEADLINE)
-    second = await group.join()
-    lost = await lost_by(first)
-    await until(lambda: second.rebalancer.claimed == lost, DEADLINE)
-    reported = await GroupMembers(second.engine, GROUP).holdings(first.client_id, TOPIC)
-
-    assert second.owned == set()
-    assert reported == Holdings(frozenset(QUEUES), leaving=frozenset(lost))
-    gate.set()
-    await settled(group)
-    assert second.owned == lost
-    assert group.ledger.duplicates == {}
-    assert starts_of(group, second) == {1}
-
-
 @pytest.mark.feature("A15")
 async def test_a_handler_that_outlives_the_loss_of_its_queue_is_not_committed_and_counted(cluster):
     await send(cluster, 1)
@@ -210,15 +179,15 @@ async def test_a_handler_that_outlives_the_loss_of_its_queue_is_not_committed_an
     settings = replace(QUICK, handover=0.2)
     async with Group(cluster.name_server, settings=settings, handler=waits) as group:
         first = await group.join()
-        await until(lambda: sum(group.ledger.running.values()) == COUNT, DEADLINE)
+        await until(lambda: sum(group.ledger.running.values()) == QUEUE_COUNT, DEADLINE)
         second = await group.join()
-        await until(lambda: len(group.ledger.consumed) == COUNT // 2, DEADLINE)
+        await until(lambda: len(group.ledger.consumed) == QUEUE_COUNT // 2, DEADLINE)
         await second.progress.persist(second.owned)
         progress = cluster.progress(GROUP, TOPIC)
         gate.set()
-        await until(lambda: len(group.ledger.duplicates) == COUNT // 2, DEADLINE)
+        await until(lambda: len(group.ledger.duplicates) == QUEUE_COUNT // 2, DEADLINE)
 
-        assert first.rebalancer.counts.abandoned == COUNT // 2
+        assert first.rebalancer.counts.abandoned == QUEUE_COUNT // 2
         assert second.rebalancer.counts.overdue == 0
         for queue in second.owned:
             assert first.progress.read(queue) is None
@@ -240,8 +209,8 @@ async def test_a_queue_that_another_member_names_is_waited_for(
     assert consumer.owned == set()
     assert consumer.rebalancer.claimed == SECOND_HALF
 
-    setattr(other, what, set(QUEUES[: COUNT // 2 + 1]))
-    await owns(consumer, SECOND_HALF - {QUEUES[COUNT // 2]})
+    setattr(other, what, set(QUEUES[: QUEUE_COUNT // 2 + 1]))
+    await owns(consumer, SECOND_HALF - {QUEUES[QUEUE_COUNT // 2]})
     setattr(other, what, set())
     await owns(consumer, SECOND_HALF)
 
@@ -266,7 +235,7 @@ async def test_a_member_that_never_lets_go_is_not_waited_for_indefinitely(
         consumer = await group.join()
         await owns(consumer, SECOND_HALF)
 
-        assert consumer.rebalancer.counts.overdue == COUNT // 2
+        assert consumer.rebalancer.counts.overdue == QUEUE_COUNT // 2
 
 
 async def test_a_queue_that_a_java_member_had_and_does_not_name_is_begun_a_moment_later(
@@ -291,30 +260,11 @@ async def test_members_that_may_not_be_asked_are_waited_for_no_longer_than_an_an
     with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_RUNNING_INFO, forbid):
         async with Group(cluster.name_server, settings=settings) as group:
             first = await group.join()
-            await until(lambda: len(first.owned) == COUNT, DEADLINE)
+            await until(lambda: len(first.owned) == QUEUE_COUNT, DEADLINE)
             second = await group.join()
-            await until(lambda: len(second.owned) == COUNT // 2, DEADLINE)
+            await until(lambda: len(second.owned) == QUEUE_COUNT // 2, DEADLINE)
 
     assert caplog.text.count("may not ask each other") == 1
-
-
-async def test_a_member_that_does_not_answer_holds_up_only_the_queues_that_it_had(cluster, other):
-    other.holds = None
-    settings = RebalanceSettings(interval=60.0, handover=60.0, answer=0.2)
-
-    async with Group(cluster.name_server, settings=settings) as group:
-        first = await group.join()
-        await settled(group)
-        await other.join(cluster.brokers[0], TOPIC)
-        await owns(first, SECOND_HALF)
-        second = await group.join()
-        # Of three, the first has six queues. Of the ten others, two were the silent member's.
-        early, late = sorted((first, second), key=lambda member: member.client_id)
-        await owns(late, set(QUEUES[11:]))
-        await owns(early, set(QUEUES[8:11]))
-
-        assert early.rebalancer.claimed == set(QUEUES[6:8])
-        assert late.rebalancer.claimed == set()
 
 
 async def test_a_restart_of_the_broker_moves_no_queue(cluster, group):
@@ -325,7 +275,7 @@ async def test_a_restart_of_the_broker_moves_no_queue(cluster, group):
 
     await cluster.restart_broker()
     await send(cluster, 10)
-    await until(lambda: len(group.ledger.consumed) == 10 * COUNT, DEADLINE)
+    await until(lambda: len(group.ledger.consumed) == 10 * QUEUE_COUNT, DEADLINE)
 
     assert (group.ledger.owners(), len(group.ledger.begun)) == (owners, begun)
     assert group.ledger.duplicates == {}
@@ -336,7 +286,7 @@ async def test_an_offset_that_is_refused_at_first_is_committed_before_the_queue_
 ):
     await send(cluster, 1)
     first = await group.join()
-    await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
+    await until(lambda: len(group.ledger.consumed) == QUEUE_COUNT, DEADLINE)
     with refusing(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET):
         second = await group.join()
         lost = await lost_by(first)

@@ -12,9 +12,7 @@ import multiprocessing
 import pickle
 import tempfile
 import threading
-import time as clocks
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ from orbitmq.client.idempotence import (
     by_keys,
 )
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.middleware import Delivery, TimeLimit, TimeLimitExceeded
+from orbitmq.client.middleware import Delivery
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError, WrongUse
 from orbitmq.message.properties import KEYS
@@ -195,17 +193,6 @@ def test_no_message_counts_as_done_unless_one_of_its_key_is(keys, fates):
         left = [m for m in left if m.queue_offset in again and m.queue_offset not in dead]
 
     assert {key for offset, key in enumerate(keys) if offset not in dead} <= done
-
-
-async def test_a_message_is_remembered_for_the_length_of_the_window(store, time):
-    calls: list[int] = []
-    idempotence = Idempotence(store, window=timedelta(minutes=1), now=time)
-    binding = bound(lambda batch: calls.append(1), idempotence)
-
-    for step, expected in ((0, 1), (59, 1), (2, 2)):
-        time.now += step
-        await call(binding, received(1))
-        assert len(calls) == expected
 
 
 class Counting(SeenInMemory):
@@ -378,23 +365,6 @@ def test_only_what_was_committed_is_seen_by_the_next_owner_of_the_queue(store):
     assert there.calls == [0], "a commit is for those before it, too"
 
 
-@both
-async def test_what_is_open_when_a_queue_is_lost_is_not_committed_when_it_is_back(store, is_async):
-    listen = Committing(SUCCESS, then=COMMIT)
-    binding = listening(listen, Idempotence(store, key=by_keys), is_async=is_async)
-
-    async with consuming({"orders": binding}, ordered=True) as bench:
-        lost = bench.own([keyed(0, "k")], lock=LockStub())
-        await until(lambda: listen.calls == [0] and not lost.running)
-        lost.drop()
-        back = bench.own([keyed(1, "x")], lock=LockStub())
-        await until(lambda: len(back.window) == 0)
-        bench.feed(back, [keyed(2, "k")])
-        await until(lambda: len(back.window) == 0)
-
-    assert listen.calls == [0, 1, 2]
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     keys=st.lists(st.sampled_from("abcd"), min_size=1, max_size=7),
@@ -450,50 +420,6 @@ async def test_a_success_that_middleware_turns_into_a_failure_is_not_seen(
 
     assert [bool(outcome.failed) for outcome in outcomes] == [True, False, False]
     assert len(calls) == 2
-
-
-@pytest.mark.parametrize("is_outside", [False, True], ids=["inside", "outside"])
-async def test_a_handler_that_goes_on_after_its_time_is_up_has_not_seen_its_message(
-    store, is_outside
-):
-    def spin(_):
-        deadline = clocks.monotonic() + DEADLINE
-        with contextlib.suppress(TimeLimitExceeded):
-            while clocks.monotonic() < deadline:
-                pass
-
-    middleware: list[object] = [Idempotence(store), TimeLimit(0.01)]
-    if is_outside:
-        middleware.reverse()
-    assert (await call(bound(spin, *middleware), received(0))).failed
-
-    again: list[int] = []
-    # By then, a claim has lapsed that was struck just when it was made.
-    later = Idempotence(store, now=lambda: clocks.time() + 3600)
-    await call(bound(lambda batch: again.append(1), later), received(0))
-    assert again == [1]
-
-
-async def test_a_call_that_is_cancelled_after_its_handler_has_not_seen_its_message(store):
-    committing = asyncio.Event()
-    calls: list[int] = []
-
-    @contextlib.asynccontextmanager
-    async def transaction(delivery: Delivery):
-        yield
-        committing.set()
-        await asyncio.Event().wait()
-
-    binding = bound(lambda batch: None, Idempotence(store), transaction, is_async=True)
-    calling = asyncio.create_task(call(binding, received(0)))
-    async with asyncio.timeout(DEADLINE):
-        await committing.wait()
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-
-    await call(bound(lambda batch: calls.append(1), Idempotence(store)), received(0))
-    assert calls == [1]
 
 
 # ---- stores

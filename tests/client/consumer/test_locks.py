@@ -22,15 +22,15 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from tests.support.broker import RawClient, until
+from tests.support.broker import until
 from tests.support.client import running_engine
 from tests.support.rebalancing import GROUP, TOPIC, Group, answering, refusing, usual_handler
 
 DEADLINE = 20.0
-COUNT = 4
-QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(COUNT)]
+QUEUE_COUNT = 4
+QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(QUEUE_COUNT)]
 ON_THE_WIRE = [
-    MessageQueue(topic=TOPIC, broker_name="broker-a", queue_id=place) for place in range(COUNT)
+    MessageQueue(topic=TOPIC, broker_name="broker-a", queue_id=each.id) for each in QUEUES
 ]
 
 
@@ -192,13 +192,6 @@ def test_lives_that_guarantee_nothing_are_refused(wrong):
 
 
 @pytest.fixture
-async def cluster(new_cluster):
-    async with new_cluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=COUNT)
-        yield cluster
-
-
-@pytest.fixture
 async def engines(cluster):
     async with (
         running_engine(cluster.name_server) as one,
@@ -275,33 +268,18 @@ async def test_the_life_of_a_lock_is_counted_from_before_the_request_was_sent(
     assert not lock.is_held(came_at + LockSettings().life)
 
 
-async def test_a_lock_whose_request_was_cancelled_is_given_back(cluster, engines):
-    broker, locks = cluster.brokers[0], QueueLocks(engines[0], GROUP)
-    slow = SlowLocking(broker)
-    with answering(broker, RequestCode.LOCK_BATCH_MQ, slow):
-        asking = asyncio.create_task(locks.acquire(QUEUES))
-        await until(lambda: slow.came_at, DEADLINE)
-        asking.cancel()
-        await asyncio.wait([asking])
-        giving_back = asyncio.create_task(locks.release_all())
-        slow.may_answer.set()
-        await giving_back
-
-    assert owners(cluster) == [None] * COUNT
-
-
 async def test_a_lock_whose_answer_came_too_late_is_given_back(cluster, engines):
     broker = cluster.brokers[0]
     locks = QueueLocks(engines[0], GROUP, LockSettings(timeout=0.1))
     with answering(broker, RequestCode.LOCK_BATCH_MQ, SlowLocking(broker)):
         assert await locks.acquire(QUEUES) == {}
-    assert owners(cluster) == [engines[0].client_id] * COUNT
+    assert owners(cluster) == [engines[0].client_id] * QUEUE_COUNT
 
     await locks.release_all(but=QUEUES[:1])
-    assert owners(cluster) == [engines[0].client_id] + [None] * (COUNT - 1)
+    assert owners(cluster) == [engines[0].client_id] + [None] * (QUEUE_COUNT - 1)
     await locks.release_all()
 
-    assert owners(cluster) == [None] * COUNT
+    assert owners(cluster) == [None] * QUEUE_COUNT
 
 
 async def test_a_client_that_cannot_renew_its_locks_stops_relying_on_them(cluster, engines, caplog):
@@ -348,13 +326,6 @@ SETTINGS = RebalanceSettings(interval=60.0, retry=0.2, persist=60.0, handover=0.
 async def group(cluster):
     async with Group(cluster.name_server, is_orderly=True, settings=SETTINGS) as group:
         yield group
-
-
-@pytest.fixture
-async def client(cluster):
-    client = await RawClient.open(cluster.brokers[0])
-    yield client
-    await client.close()
 
 
 async def settled(group: Group) -> None:
@@ -409,7 +380,7 @@ async def test_progress_is_read_after_the_lock_was_taken_and_again_after_it_was_
 async def test_a_lock_taken_for_a_queue_that_goes_to_somebody_else_is_given_back(cluster, group):
     with refusing(cluster.brokers[0], RequestCode.QUERY_CONSUMER_OFFSET):
         first = await group.join()
-        await until(lambda: first.rebalancer.counts.postponed >= COUNT, DEADLINE)
+        await until(lambda: first.rebalancer.counts.postponed >= QUEUE_COUNT, DEADLINE)
         assert set(owners(cluster)) == {first.client_id}
         assert first.owned == set()
 
@@ -433,13 +404,13 @@ async def test_a_stop_leaves_the_lock_of_a_queue_whose_handler_still_runs(
     await client.stored(TOPIC, queue_id=1)
     first = await group.join(handler=waits)
     await until(lambda: sum(group.ledger.running.values()) == 1, DEADLINE)
-    await until(lambda: len(first.owned) == COUNT, DEADLINE)
+    await until(lambda: len(first.owned) == QUEUE_COUNT, DEADLINE)
 
     await first.stop()
     assert owners(cluster) == [None, first.client_id, None, None]
     assert "still runs at the stop" in caplog.text
     second = await group.join()
-    await until(lambda: len(second.owned) == COUNT - 1, DEADLINE)
+    await until(lambda: len(second.owned) == QUEUE_COUNT - 1, DEADLINE)
 
     assert second.rebalancer.claimed == {QUEUES[1]}
     gate.set()

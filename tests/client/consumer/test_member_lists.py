@@ -28,15 +28,7 @@ from orbitmq.wire.codes import RequestCode
 from tests.support.broker import until
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, new_group
-from tests.support.rebalancing import (
-    QUICK,
-    TOPIC,
-    Consumer,
-    Group,
-    OtherMember,
-    answering,
-    usual_handler,
-)
+from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group, answering, usual_handler
 
 COUNT = 4
 OLD = [Queue(TOPIC, "broker-a", place) for place in range(COUNT)]
@@ -124,39 +116,6 @@ async def test_a_broker_that_does_not_know_all_members_yet_gives_none_the_queues
         assert early.rebalancer.counts.overdue == 0
 
 
-async def test_a_newcomer_finds_members_that_a_new_broker_does_not_know(cluster):
-    async with group_of(cluster, "broker-b") as group:
-        there = await group.join()
-        await settled(group, OLD)
-        await grow(cluster, 1)
-        with counted(cluster.brokers[1]) as asked:
-            newcomer = await group.join()
-            await until(lambda: len(asked) >= 3, DEADLINE)
-
-        assert not newcomer.owned & there.owned
-        await there.engine.routes.refresh()
-        await settled(group, OLD + NEW)
-        assert group.ledger.overlaps == []
-
-
-async def test_a_member_that_only_one_broker_knows_gets_its_share_and_keeps_it(cluster):
-    await grow(cluster, 1)
-    other = OtherMember("0-other")
-    async with group_of(cluster) as group:
-        consumer = await group.join()
-        await settled(group, OLD + NEW)
-        await other.join(cluster.brokers[1], TOPIC)
-
-        await until(lambda: consumer.owned == set(NEW), DEADLINE)
-        rounds = consumer.rebalancer.counts.rounds
-        consumer.rebalancer.wake()
-        await until(lambda: consumer.rebalancer.counts.rounds > rounds + 1, DEADLINE)
-        assert consumer.owned == set(NEW)
-        await other.leave()
-
-        await until(lambda: consumer.owned == {*OLD, *NEW}, DEADLINE)
-
-
 async def test_a_killed_member_of_two_brokers_has_left_as_soon_as_both_report_it(cluster):
     await grow(cluster, 1)
     # No later round and no grace within the deadline: both brokers send a notice.
@@ -188,30 +147,6 @@ async def test_a_broker_that_does_not_answer_keeps_no_member_in_the_group(cluste
         hung.set()
 
         assert early.owned == {*OLD, *NEW}
-
-
-async def test_topics_share_the_answers_of_brokers_and_members(cluster):
-    topics = tuple(f"topic-{number}" for number in range(12))
-    for topic in topics:
-        await cluster.create_topic(topic, queues=2)
-    lists, holdings = (
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-        RequestCode.GET_CONSUMER_RUNNING_INFO,
-    )
-    with contextlib.ExitStack() as stack:
-        asked = [
-            stack.enter_context(counted(broker, code))
-            for broker in cluster.brokers
-            for code in (lists, holdings)
-        ]
-        async with group_of(cluster, topics=topics) as group:
-            first = await group.join()
-            await until(lambda: len(first.owned) == 4 * len(topics), DEADLINE)
-            assert max(map(len, asked)) < len(topics)
-
-            second = await group.join()
-            await until(lambda: len(second.owned) == 2 * len(topics), DEADLINE)
-            assert max(map(len, asked)) < 2 * len(topics)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from types import FrameType
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -89,21 +86,6 @@ def raising(error: BaseException) -> Any:
 
 
 @both
-def test_the_first_middleware_is_the_outermost(is_async):
-    notes: list[Any] = []
-
-    @contextmanager
-    def surrounding(delivery: Delivery) -> Iterator[None]:
-        notes.append("in")
-        yield
-        notes.append("out")
-
-    call(bound(notes.extend, Recorder(notes), surrounding, is_async=is_async))
-
-    assert notes == ["before", "in", *MESSAGES, "out", ("after", 3, 3), ("end", 3)]
-
-
-@both
 @pytest.mark.parametrize(
     ("function", "inner", "level", "is_error"),
     [
@@ -147,18 +129,6 @@ def test_an_error_that_middleware_swallows_is_success_unless_the_handler_was_not
 
     assert (outcome.failure and outcome.failure.reason) == reason
     assert (outcome is DONE) is (reason is None)
-
-
-@both
-def test_the_outcome_is_what_the_middleware_inside_made_of_it(is_async):
-    outermost, outer, inner = Recorder(), Recorder(), Recorder()
-    stages = [outermost, forgiving, outer, Raising(OSError("the database is gone"), "after"), inner]
-
-    assert call(bound(lambda _: None, *stages, is_async=is_async)) is DONE
-
-    assert inner.notes[1:] == [("after", 3, 3), ("end", 3)]
-    assert outer.notes[1:] == [("on_failure", 0, 0), ("end", 3)]
-    assert outermost.notes[1:] == [("after", 3, 3), ("end", 3)]
 
 
 @both
@@ -223,18 +193,6 @@ def test_middleware_sees_what_a_listener_that_commits_by_itself_has_finished(
 
     assert recorder.notes[1] == seen
     assert recorder.errors in ([], [None])
-
-
-def test_a_rollback_stays_one_when_middleware_fails_after_it(caplog):
-    def listen(messages, context):
-        context.auto_commit = False
-        return ROLLBACK
-
-    failing = Raising(OSError("the database is gone"), "on_failure")
-    outcome = call(bind_listener(listen, group=GROUP, middleware=[failing]))
-
-    assert outcome.is_rolled_back
-    assert "the database is gone" in caplog.text
 
 
 @both
@@ -394,47 +352,3 @@ def test_a_time_limit_is_positive_and_can_be_pickled():
     for wrong in wrongs:
         with pytest.raises(SettingError, match=r"TimeLimit\.limit"):
             TimeLimit(wrong)
-
-
-class Striking:
-    """A limit that strikes at the n-th line of the way out of all middleware, if it is in time."""
-
-    def __init__(self, line: int) -> None:
-        self._lines_left = line
-        self._is_left = False
-        self.has_struck = False
-
-    @contextmanager
-    def limit(self, _: Delivery) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._is_left = True
-
-    def trace(self, frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is not ExitStack.__exit__.__code__:
-            return None
-        if event == "line" and not self._is_left:
-            self._lines_left -= 1
-            if not self._lines_left:
-                self.has_struck = True
-                raise TimeLimitExceeded
-        return self.trace
-
-
-def test_a_limit_that_strikes_on_the_way_out_leaves_all_middleware_around_it():
-    for line in itertools.count(1):
-        striking, outer = Striking(line), Recorder()
-        binding = bound(lambda _, trace=striking.trace: sys.settrace(trace), outer, striking.limit)
-        before = sys.gettrace()
-        try:
-            outcome = call(binding)
-        finally:
-            sys.settrace(before)
-
-        assert outer.notes[1][0] == ("on_failure" if striking.has_struck else "after"), line
-        assert outcome.has_failed is striking.has_struck, line
-        if not striking.has_struck:
-            break
-
-    assert line > 4

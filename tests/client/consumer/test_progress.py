@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import settings
@@ -20,8 +21,9 @@ from orbitmq.client.consumer.progress import (
     MemoryProgress,
     OffsetCommitter,
     ProgressStore,
-    ProgressUnknown,
+    ProgressStoreFailed,
     TrackedProgress,
+    guarded,
 )
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
 from orbitmq.client.consumer.window import OwnedQueue
@@ -32,19 +34,13 @@ from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import Address, RemotingError
 from orbitmq.testing import AsyncEmbeddedCluster
+from orbitmq.wire.bodies import MessageQueue
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import OffsetResponse, UpdateConsumerOffsetRequest
 from tests.support.broker import RawClient, until
-from tests.support.client import (
-    ScriptedBroker,
-    ScriptedNameServer,
-    quick_settings,
-    running_engine,
-    topic_route,
-)
-from tests.support.consumers import consumer_of, fill
-from tests.support.consuming import received
+from tests.support.client import ScriptedBroker, ScriptedNameServer, running_engine, topic_route
+from tests.support.consumers import consumer_of, fill, new_group, own_queues, until_owned
 from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group, answering, refusing
 
 DEADLINE = 20.0
@@ -160,21 +156,6 @@ async def test_commits_go_one_after_the_other_and_tasks_that_wait_share_the_next
     ]
 
 
-async def test_a_task_that_is_cancelled_leaves_the_commit_to_those_that_still_wait():
-    store = Slow()
-    for queue in QUEUES[:3]:
-        store.update(queue, 5)
-    first, second, third = [asyncio.create_task(store.persist([each])) for each in QUEUES[:3]]
-    await until(lambda: store.calls)
-
-    second.cancel()
-    store.gate.set()
-    await asyncio.wait([first, second, third], timeout=DEADLINE)
-
-    assert second.cancelled()
-    assert QUEUES[2] in store.calls[-1]
-
-
 async def test_only_what_changed_is_committed_and_what_failed_is_tried_again():
     store = Slow()
     store.gate.set()
@@ -198,25 +179,11 @@ async def test_only_what_changed_is_committed_and_what_failed_is_tried_again():
 
 
 @pytest.fixture
-async def cluster(new_cluster):
-    async with new_cluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=4)
-        yield cluster
-
-
-@pytest.fixture
 async def engine(cluster):
     async with running_engine(cluster.name_server) as engine:
         engine.routes.track(TOPIC)
         await engine.routes.get(TOPIC)
         yield engine
-
-
-@pytest.fixture
-async def client(cluster):
-    client = await RawClient.open(cluster.brokers[0])
-    yield client
-    await client.close()
 
 
 async def group_exists(cluster: AsyncEmbeddedCluster) -> None:
@@ -245,17 +212,6 @@ async def test_no_progress_is_not_taken_for_progress_that_cannot_be_read(cluster
         await progress.fetch(FIRST)
 
     assert progress.read(FIRST) is None
-
-
-async def test_an_answer_that_is_no_offset_is_an_error(cluster, engine):
-    def nonsense(_, request):
-        return request.answer(0, OffsetResponse(offset=-1))
-
-    with (
-        answering(cluster.brokers[0], RequestCode.QUERY_CONSUMER_OFFSET, nonsense),
-        pytest.raises(ProgressUnknown, match="is at -1"),
-    ):
-        await BrokerProgress(engine, GROUP).fetch(FIRST)
 
 
 class Slave:
@@ -301,11 +257,6 @@ async def test_a_slave_without_progress_proves_nothing(position):
             await progress.fetch(FIRST)
 
     assert progress.read(FIRST) is None
-
-
-async def test_an_offset_that_a_slave_has_is_used():
-    async with without_master(Slave(7)) as (progress, *_):
-        assert await progress.fetch(FIRST) == 7
 
 
 async def test_a_commit_that_only_a_slave_has_is_repeated_until_a_master_has_it():
@@ -357,20 +308,6 @@ async def test_simultaneous_first_commits_are_not_lost_at_apaches_brokers(cluste
         await progress.persist(QUEUES)
 
     assert apache.table == dict.fromkeys(range(4), 10)
-
-
-async def test_commits_to_a_broker_that_does_not_answer_do_not_wait_one_after_the_other(
-    cluster, engine
-):
-    await group_exists(cluster)
-    silent = ApacheOffsets(is_silent=True)
-    progress = BrokerProgress(engine, GROUP, timeout=0.2)
-
-    with answering(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET, silent.take):
-        failed = await progress.store(dict.fromkeys(QUEUES, 10))
-
-    assert set(failed) == set(QUEUES)
-    assert len(silent.reports) == 1
 
 
 async def test_first_commits_of_several_members_are_verified_and_repeated(cluster, engine):
@@ -572,68 +509,6 @@ async def test_after_a_reconnection_an_offset_is_committed_again_unless_messages
 # ---- when offsets are committed
 
 
-class HandClock:
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-
-@pytest.fixture
-async def committing():
-    """The clock, progress and queues of a committer that only commits early."""
-    clock, progress = HandClock(), MemoryProgress()
-    async with Engine(quick_settings("127.0.0.1:1"), clock=clock) as engine:
-        owned = {queue: OwnedQueue(queue, 0, now=clock.time) for queue in QUEUES}
-        committer = OffsetCommitter(engine, GROUP, progress, owned, interval=3600.0, when_idle=0.01)
-        yield clock, progress, owned, committer
-        committer.stop()
-
-
-async def test_idle_queues_are_committed_early_and_those_with_messages_are_not(committing):
-    clock, progress, owned, committer = committing
-    busy, draining, *idle = QUEUES
-    for queue in QUEUES:
-        progress.update(queue, 7)
-    owned[busy].window.add([received(7)])
-    owned[draining].is_draining = True
-    clock.time += 0.02
-
-    committer.became_empty()
-
-    await until(lambda: progress.kept)
-    assert progress.kept == dict.fromkeys(idle, 7)
-
-
-@pytest.mark.parametrize("is_reset", [False, True], ids=["after a commit", "after a reset"])
-async def test_early_commits_are_a_second_apart(committing, is_reset):
-    clock, progress, _, committer = committing
-    clock.time += 0.02
-    if is_reset:
-        committer.was_reset()
-    else:
-        progress.update(FIRST, 1)
-        committer.became_empty()
-        await until(lambda: progress.kept)
-    before = dict(progress.kept)
-
-    progress.update(FIRST, 2)
-    committer.became_empty()
-    clock.time += 0.9
-    for _ in range(5):
-        await asyncio.sleep(0.01)  # the time in which it looks at the queues
-    assert progress.kept == before
-    clock.time += 0.2
-
-    await until(lambda: progress.kept == {FIRST: 2})
-
-
 async def test_an_outage_of_commits_is_logged_once_with_its_end(caplog):
     caplog.set_level("INFO", logger="orbitmq.client.consumer.progress")
     store = Slow()
@@ -655,15 +530,117 @@ async def test_an_outage_of_commits_is_logged_once_with_its_end(caplog):
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
-async def test_the_broker_knows_soon_that_all_is_consumed(ordered):
+async def test_the_broker_knows_soon_that_all_is_consumed(cluster, ordered):
     # Pulls carry progress as well, when they begin: none begins while there are no messages.
     held = PullSettings(hold=2 * DEADLINE, timeout=3 * DEADLINE)
     seldom = RebalanceSettings(persist=3600.0)
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=4)
-        consumer = consumer_of(cluster, GROUP, rebalance=seldom, pull=held, ordered=ordered)
-        consumer.on(TOPIC)(lambda message: None)
-        async with consumer:
-            for _ in range(2):
-                await fill(cluster, TOPIC, 50)
-                await cluster.until_consumed(GROUP, TOPIC, timeout=DEADLINE)
+    consumer = consumer_of(cluster, GROUP, rebalance=seldom, pull=held, ordered=ordered)
+    consumer.on(TOPIC)(lambda message: None)
+    async with consumer:
+        for _ in range(2):
+            await fill(cluster, TOPIC, 50)
+            await cluster.until_consumed(GROUP, TOPIC, timeout=DEADLINE)
+
+
+# ---- a store of the application, and its errors
+
+
+STRICT = RebalanceSettings(handover=0.5, retry=0.2)
+
+
+class Database(MemoryProgress):
+    """Offsets in a table that members share, and that can be away."""
+
+    def __init__(self, kept: dict[Queue, int]) -> None:
+        super().__init__(kept)
+        self.is_away = False
+
+    async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+        if self.is_away:
+            raise ConnectionError("the database is away")
+        return await super().store(changed)
+
+
+def broken(error: BaseException) -> ProgressStore:
+    """A store whose every method raises."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return guarded(cast(ProgressStore, type("Broken", (), dict.fromkeys(CALLS, fail))()))
+
+
+CALLS: dict[str, Callable[[ProgressStore], Awaitable[object] | object]] = {
+    "load": lambda store: store.load(),
+    "update": lambda store: store.update(FIRST, 1),
+    "freeze": lambda store: store.freeze(FIRST, 1),
+    "read": lambda store: store.read(FIRST),
+    "fetch": lambda store: store.fetch(FIRST),
+    "persist": lambda store: store.persist([FIRST]),
+    "forget": lambda store: store.forget(FIRST),
+    "positions": lambda store: store.positions(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_an_error_of_a_store_names_it_and_known_errors_pass(name):
+    cause = ConnectionError("the database is away")
+
+    async def call(error: BaseException) -> None:
+        answer = CALLS[name](broken(error))
+        if isinstance(answer, Awaitable):
+            await answer
+
+    with pytest.raises(ProgressStoreFailed, match=rf"Broken\.{name} .*database is away") as raised:
+        await call(cause)
+    assert raised.value.__cause__ is cause
+    for error in (BrokerUnavailable("broker-a", "gone"), asyncio.CancelledError()):
+        with pytest.raises(type(error)):
+            await call(error)
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["in order", "concurrent"])
+async def test_a_store_that_fails_does_not_keep_a_queue_from_its_next_owner(cluster, ordered):
+    group, kept = new_group(), dict[Queue, int]()
+    stores = [Database(kept), Database(kept)]
+    consumers = [
+        consumer_of(cluster, group, ordered=ordered, progress=store, rebalance=STRICT)
+        for store in stores
+    ]
+    seen: list[str] = []
+    for consumer in consumers:
+        consumer.on("orders")(lambda message: seen.append(message.text()))
+    async with consumers[0]:
+        await until_owned(consumers[0], 4)
+        stores[0].is_away = True
+        await fill(cluster, "orders", 10)
+        await until(lambda: len(seen) == 10)
+
+        async with consumers[1]:
+            await until_owned(consumers[1], 2)
+            await until_owned(consumers[0], 2)
+            stores[0].is_away = False
+            await fill(cluster, "orders", 10)
+
+            await until(lambda: sum(kept.values()) == 20)
+            assert not set(own_queues(consumers[0])) & set(own_queues(consumers[1]))
+
+
+async def test_a_store_that_fails_at_the_stop_does_not_keep_locks(cluster):
+    store = Database({})
+    consumer = consumer_of(cluster, ordered=True, progress=store)
+    seen: list[str] = []
+    consumer.on("orders")(lambda message: seen.append(message.text()))
+    await consumer.start()
+    await until_owned(consumer, 4)
+    store.is_away = True
+    await fill(cluster, "orders", 10)
+    await until(lambda: len(seen) == 10)
+
+    await consumer.stop()
+
+    locks, now = cluster.brokers[0].parts.locks, cluster.clock.monotonic()
+    queues = [
+        MessageQueue(topic=TOPIC, broker_name="broker-a", queue_id=each.id) for each in QUEUES
+    ]
+    assert {locks.owner(consumer.group, queue, now) for queue in queues} == {None}

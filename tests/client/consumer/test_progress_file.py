@@ -22,7 +22,6 @@ from orbitmq.client.consumer.progress import (
     read_positions,
 )
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
 
 QUEUE = Queue("T", "b", 0)
 
@@ -133,22 +132,6 @@ async def test_positions_survive_a_restart_and_other_queues_stay(path):
 
     assert await second.fetch(QUEUE) == 4
     assert read_positions(path) == {QUEUE: 4, Queue("T", "b", 1): 9}
-
-
-async def test_a_file_has_one_owner_at_a_time(path):
-    first, second = LocalFileProgress(path), LocalFileProgress(path)
-    await first.load()
-    with pytest.raises(SettingError, match=r"instance of its own.*ClientSettings\(instance="):
-        await second.load()
-
-    first.close()
-    first.close()
-    await second.load()
-    with pytest.raises(SettingError, match=re.escape(str(path))):
-        await first.load()
-    second.close()
-
-    await first.load()
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"offsetTable":{{"brokerN', b"\xff\xfe", b"[1,2]", None])

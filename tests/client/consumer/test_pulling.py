@@ -19,20 +19,6 @@ from tests.support.pulling import GROUP, TOPIC, pulling
 DEADLINE = 20.0
 
 
-@pytest.fixture
-async def cluster(new_cluster):
-    async with new_cluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=4)
-        yield cluster
-
-
-@pytest.fixture
-async def sender(cluster):
-    client = await RawClient.open(cluster.brokers[0])
-    yield client
-    await client.close()
-
-
 def queue(number: int = 0, topic: str = TOPIC) -> Queue:
     return Queue(topic, "broker-a", number)
 
@@ -133,23 +119,6 @@ async def test_in_broadcasting_pulls_carry_no_progress(cluster, sender):
         assert cluster.progress(GROUP, TOPIC) == {}
 
 
-@pytest.mark.feature("B15")
-async def test_one_paused_queue_does_not_stop_the_others(cluster, sender):
-    async with pulling(cluster.name_server) as member:
-        paused = member.own(queue(0))
-        paused.is_paused = True
-        member.puller.restart(paused)
-        member.own(queue(1))
-        await sender.stored(TOPIC, b"kept", queue_id=0)
-        await sender.stored(TOPIC, b"goes", queue_id=1)
-        await until(lambda: member.taker.messages, DEADLINE)
-        assert member.taker.bodies == [b"goes"]
-
-        paused.is_paused = False
-
-        await until(lambda: len(member.taker.messages) == 2, DEADLINE)
-
-
 @pytest.mark.feature("B4")
 @pytest.mark.feature("B14")
 async def test_a_broker_that_restarts_is_pulled_again_without_loss_or_repetition(cluster, sender):
@@ -168,23 +137,6 @@ async def test_a_broker_that_restarts_is_pulled_again_without_loss_or_repetition
         await until(lambda: len(member.taker.messages) == 8, DEADLINE)
         await again.close()
         assert sorted(member.taker.bodies) == [b"after"] * 4 + [b"before"] * 4
-
-
-@pytest.mark.feature("B14")
-async def test_a_topic_that_is_not_subscribed_to_yet_is_pulled_as_soon_as_it_is(cluster, sender):
-    await cluster.create_topic("later", queues=1)
-    await sender.stored("later")
-
-    async with pulling(cluster.name_server) as member:
-        other = queue(0, "later")
-        member.own(other)
-        await until(
-            lambda: member.puller.counts().get((other, PullDelay.NOT_SUBSCRIBED), 0) > 2, DEADLINE
-        )
-
-        await member.subscribe(Subscription.by_tags("later"))
-
-        await until(lambda: member.taker.messages, DEADLINE)
 
 
 @pytest.mark.feature("B8")

@@ -18,9 +18,8 @@ from orbitmq.message.properties import TAGS, encode_properties
 from orbitmq.message.record import INNER_BATCH, NEED_UNWRAP
 from orbitmq.message.stored import encode_batch
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.command import Credentials
 from orbitmq.wire.headers import PullFlag, PullMessageRequest
-from tests.support.broker import RawClient, until
+from tests.support.broker import until
 from tests.support.pulling import (
     FAST,
     TOPIC,
@@ -34,6 +33,7 @@ from tests.support.pulling import (
 )
 
 DEADLINE = 20.0
+QUEUE_COUNT = 2
 QUEUE = Queue(TOPIC, "broker-a", 0)
 
 
@@ -49,9 +49,6 @@ class Sequence:
 
     def __call__(self, _: PullMessageRequest) -> Found | int | None:
         return self._answers.pop(0) if self._answers else None
-
-
-# ---- when it is asked
 
 
 # ---- what is asked
@@ -100,18 +97,6 @@ async def test_a_filter_that_has_matched_nothing_is_reported_when_all_was_read()
 
         assert "of 3 messages none has matched the tags 'paid'" in trouble
         assert member.puller.troubles == ()
-
-
-async def test_a_broker_without_a_route_is_looked_for_and_tried_again():
-    async with scripted(hold) as (broker, member):
-        elsewhere = Queue(TOPIC, "broker-z", 0)
-        before = broker.routes_asked
-        member.own(elsewhere)
-
-        await until(
-            lambda: member.puller.counts().get((elsewhere, PullDelay.NO_BROKER), 0) > 2, DEADLINE
-        )
-        await until(lambda: broker.routes_asked > before, DEADLINE)
 
 
 @pytest.mark.feature("B13")
@@ -168,29 +153,6 @@ async def test_progress_goes_with_a_pull_to_a_master_and_not_to_a_slave():
     assert (first.sys_flag & PullFlag.COMMIT_OFFSET, first.commit_offset) == (1, 4)
     assert second.sys_flag & PullFlag.COMMIT_OFFSET == 0
     assert second.queue_offset == 5
-
-
-async def test_a_signed_pull_says_the_same_as_one_that_is_not():
-    async with scripted(hold) as (broker, member):
-        member.progress.update(QUEUE, 4)
-        member.subscriptions.put(Subscription.by_tags(TOPIC, "a"))
-        member.own(QUEUE, 7)
-        await until(lambda: broker.pulls, DEADLINE)
-        plain = broker.fields
-
-    signer = Credentials(access_key="reader", secret_key="secret-of-the-reader")  # noqa: S106  # of nobody
-    async with scripted(hold, credentials=signer) as (broker, member):
-        member.progress.update(QUEUE, 4)
-        member.subscriptions.put(Subscription.by_tags(TOPIC, "a"))
-        member.own(QUEUE, 7)
-        await until(lambda: broker.pulls, DEADLINE)
-        signed = broker.fields
-
-    assert signed.pop("AccessKey") == "reader"
-    assert signed.pop("Signature")
-    assert plain.pop("subVersion") <= signed.pop("subVersion")
-    assert signed == plain
-    assert (plain["queueOffset"], plain["commitOffset"]) == ("7", "4")
 
 
 # ---- what follows from answers
@@ -258,37 +220,6 @@ async def test_a_next_offset_that_goes_back_is_reported_once_and_counted(caplog)
 
 
 # ---- surviving
-
-
-async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_connected():
-    async with scripted(hold, settings=PullSettings(error_delay=0.02)) as (broker, member):
-        owned = member.own(QUEUE)
-        await until(lambda: broker.pulls, DEADLINE)
-
-        broker.drop_connections()
-        await until(lambda: len(broker.pulls) == 2, DEADLINE)
-        (trouble,) = member.puller.troubles
-        owned.is_paused = True
-        assert member.puller.troubles == (), "nothing is wanted of the broker"
-        owned.is_paused = False
-        broker.answer_held(Found(0, code=ResponseCode.PULL_NOT_FOUND))
-        await until(lambda: len(broker.pulls) == 3, DEADLINE)
-
-        assert "gets nothing from broker-a until it answers" in trouble
-        assert member.puller.troubles == ()
-    assert [pull.suspend_timeout_millis for pull in broker.pulls] == [15_000, 100, 15_000]
-
-
-async def test_a_broker_without_a_code_for_polled_pulls_is_asked_in_the_usual_way():
-    found = Sequence(*(Found(offset + 1, records(offset)) for offset in range(3)))
-    patient = PullSettings(error_delay=60.0)
-    async with scripted(found, is_polled=True, is_before_5=True, settings=patient) as (_, member):
-        member.own(QUEUE)
-        await until(lambda: len(member.taker.messages) == 3, DEADLINE)
-
-        # It says so once and is believed.
-        assert member.puller.counts() == {}
-        assert member.taker.offsets == [0, 1, 2]
 
 
 async def test_a_slave_that_was_suggested_and_is_gone_gives_way_to_the_master():
@@ -495,32 +426,28 @@ async def test_a_queue_with_too_much_cached_is_not_pulled_until_some_is_done(
 
 
 @pytest.mark.feature("C3")
-async def test_one_stuck_message_stops_its_queue_and_not_the_others(new_cluster):
-    async with new_cluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=2)
-        sender = await RawClient.open(cluster.brokers[0])
-        for number in range(100):
-            await sender.stored(TOPIC, queue_id=number % 2)  # 50 in each queue
-        taker = Taker(finishes=False)
-        flow = FlowSettings(max_span=20)
-        few = PullSettings(batch_size=1, hold=1.0, timeout=5.0, flow_delay=0.001)
-        async with pulling(cluster.name_server, taker=taker, flow=flow, settings=few) as member:
-            stuck, flowing = (member.own(Queue(TOPIC, "broker-a", place)) for place in (0, 1))
+async def test_one_stuck_message_stops_its_queue_and_not_the_others(cluster, sender):
+    for number in range(100):
+        await sender.stored(TOPIC, queue_id=number % 2)  # 50 in each queue
+    taker = Taker(finishes=False)
+    flow = FlowSettings(max_span=20)
+    few = PullSettings(batch_size=1, hold=1.0, timeout=5.0, flow_delay=0.001)
+    async with pulling(cluster.name_server, taker=taker, flow=flow, settings=few) as member:
+        stuck, flowing = (member.own(Queue(TOPIC, "broker-a", place)) for place in (0, 1))
 
-            def finish_all_but_the_first():
-                taker.finish(stuck, range(1, 50))
-                taker.finish(flowing, range(50))
-                held = member.puller.counts().get((stuck.queue, PullDelay.OFFSET_SPAN), 0)
-                return flowing.next_offset == 50 and held > 3
+        def finish_all_but_the_first():
+            taker.finish(stuck, range(1, 50))
+            taker.finish(flowing, range(50))
+            held = member.puller.counts().get((stuck.queue, PullDelay.OFFSET_SPAN), 0)
+            return flowing.next_offset == 50 and held > 3
 
-            await until(finish_all_but_the_first, DEADLINE)
+        await until(finish_all_but_the_first, DEADLINE)
 
-            assert stuck.next_offset == 22, "offset 0 is unfinished, and 21 was one too far"
-            assert (flowing.queue, PullDelay.OFFSET_SPAN) not in member.puller.counts()
-            taker.finishes = True
-            taker.finish(stuck, range(50))
-            await until(lambda: stuck.next_offset == 50, DEADLINE)
-        await sender.close()
+        assert stuck.next_offset == 22, "offset 0 is unfinished, and 21 was one too far"
+        assert (flowing.queue, PullDelay.OFFSET_SPAN) not in member.puller.counts()
+        taker.finishes = True
+        taker.finish(stuck, range(50))
+        await until(lambda: stuck.next_offset == 50, DEADLINE)
 
 
 @pytest.mark.feature("C4")
@@ -540,21 +467,3 @@ async def test_a_pull_is_put_off_by_50_ms_counted_and_logged_the_first_and_the_t
     told = [line for line in caplog.messages if "put off: cached messages (" in line]
     assert [line.rpartition(", ")[2] for line in told] == ["1 so far", f"{EVERY + 1} so far"]
     assert PullSettings().flow_delay == 0.05
-
-
-async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer():
-    flow = FlowSettings(max_cached_messages=5)
-    never = PullSettings(hold=1.0, timeout=5.0, flow_delay=3600.0)
-    async with scripted(endless, taker=Taker(finishes=False), flow=flow, settings=never) as (
-        _,
-        member,
-    ):
-        owned = member.own(QUEUE)
-        await until(member.puller.counts, DEADLINE)
-        member.puller.has_room(owned)  # there is none
-        assert member.puller.counts() == {(QUEUE, PullDelay.CACHED_MESSAGES): 1}
-
-        member.taker.finish(owned, [0, 1, 2])
-        member.puller.has_room(owned)
-
-        await until(lambda: len(member.taker.messages) == 9, DEADLINE)

@@ -15,34 +15,20 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from tests.support.broker import RawClient, until
+from tests.support.broker import until
 from tests.support.rebalancing import GROUP, QUICK, TOPIC, Group, answering, refusing, usual_handler
 from tests.support.tries import TRIES
 
-COUNT = 4
-QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(COUNT)]
+QUEUE_COUNT = 4
+QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(QUEUE_COUNT)]
 DEADLINE = 20.0
 MEMBER_LIST = RequestCode.GET_CONSUMER_LIST_BY_GROUP
-
-
-@pytest.fixture
-async def cluster(new_cluster):
-    async with new_cluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=COUNT)
-        yield cluster
 
 
 @pytest.fixture
 async def group(cluster):
     async with Group(cluster.name_server, settings=replace(QUICK, retry=0.02)) as group:
         yield group
-
-
-@pytest.fixture
-async def client(cluster):
-    client = await RawClient.open(cluster.brokers[0])
-    yield client
-    await client.close()
 
 
 async def settled(group: Group, queues: Sequence[Queue] = QUEUES) -> None:
@@ -67,20 +53,6 @@ async def test_the_first_pull_comes_within_a_second_of_the_start_and_rounds_go_o
 
     # One start that the machine did not disturb is enough.
     assert min(pulled_after) < 1.0
-
-
-async def test_many_events_at_once_are_few_rounds(group):
-    consumer = await group.join(settings=replace(QUICK, spacing=0.05))
-    await settled(group)
-    counts = consumer.rebalancer.counts
-    before, began = counts.rounds, asyncio.get_running_loop().time()
-
-    while counts.rounds < before + 5:
-        consumer.rebalancer.wake()
-        await asyncio.sleep(0)
-
-    # Five rounds have four pauses between them.
-    assert asyncio.get_running_loop().time() - began >= 4 * 0.05
 
 
 @pytest.mark.feature("A11")
@@ -135,7 +107,7 @@ async def test_members_that_cannot_be_read_leave_the_shares_as_they_are(
         await until(lambda: first.rebalancer.counts.failed_rounds > before + 5, DEADLINE)
         for queue in QUEUES:
             await client.stored(TOPIC, queue_id=queue.id)
-        await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
+        await until(lambda: len(group.ledger.consumed) == QUEUE_COUNT, DEADLINE)
 
         assert group.ledger.owners() == owners
     assert f"the share of {TOPIC} stays as it is" in caplog.text
@@ -202,33 +174,6 @@ async def test_a_queue_whose_pull_has_stalled_begins_again(group, client):
     assert [begun.queue for begun in group.ledger.begun].count(QUEUES[2]) == 2
 
 
-@pytest.mark.feature("A18")
-async def test_the_application_is_notified_of_every_change_of_its_queues(group, caplog):
-    heard: list[tuple[str, tuple[Queue, ...], tuple[Queue, ...]]] = []
-    heard_async: list[tuple[Queue, ...]] = []
-
-    def listen(topic, queues, own):
-        heard.append((topic, queues, own))
-        raise ValueError("a listener's own error")
-
-    async def listen_later(_, __, own):
-        await asyncio.sleep(0)
-        heard_async.append(own)
-
-    first = await group.join(listener=listen)
-    await until(lambda: heard and heard[-1][2] == tuple(QUEUES), DEADLINE)
-    second = await group.join(listener=listen_later)
-    await settled(group)
-    await until(lambda: set(heard[-1][2]) == first.owned, DEADLINE)
-    await until(lambda: heard_async and set(heard_async[-1]) == second.owned, DEADLINE)
-    await second.stop()
-    await until(lambda: heard[-1][2] == tuple(QUEUES), DEADLINE)
-
-    assert {(topic, queues) for topic, queues, _ in heard} == {(TOPIC, tuple(QUEUES))}
-    assert heard_async[-1] == ()
-    assert "the assignment listener of group billing failed on orders" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("interval", 0), ("retry", -1.0), ("persist", True), ("handover", -0.1), ("answer", "1")],
@@ -238,7 +183,3 @@ def test_a_setting_that_cannot_work_is_refused_by_name(name, value):
 
     with pytest.raises(SettingError, match=f"rebalance.{name} must be"):
         RebalanceSettings(**given)
-
-
-def test_waits_may_be_zero():
-    assert RebalanceSettings(handover=0, return_grace=0, spacing=0).handover == 0

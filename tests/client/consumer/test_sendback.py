@@ -25,9 +25,7 @@ from orbitmq.message.properties import (
     TRANSACTION_PREPARED,
     UNIQ_KEY,
     WAIT,
-    encode_properties,
 )
-from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.headers import ConsumerSendBackRequest
 from tests.support.consuming import GROUP, received, retried
@@ -231,20 +229,3 @@ async def test_a_message_that_was_given_up_or_has_used_its_attempts_is_logged_as
     for line in lines:
         assert line.startswith(f"message ID7 of orders goes to the dead letters of group {GROUP} ")
         assert line.endswith(words)
-
-
-@pytest.mark.parametrize("size", [20_000, 31_000, 31_600, 32_200])
-async def test_a_reason_that_does_not_fit_is_cut_or_left_out(size):
-    outside = Outside(refuses=True)
-    reason = "ValueError: " + "é" * 500
-
-    await outside.sending_back().send_back(
-        received(1, properties={"mine": "x" * size}), Failure(reason=reason)
-    )
-
-    properties = outside.copies[0][2]
-    sent = properties.get("DLQ_REASON", "")
-    assert properties["mine"] == "x" * size
-    assert reason.startswith(sent)
-    assert bool(sent) is (size < 31_600)
-    assert not sent or len(encode_properties(properties)) <= MAX_PROPERTIES - 1024

@@ -34,8 +34,6 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, SettingError
-from orbitmq.remoting.dispatch import LATER
-from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -133,22 +131,6 @@ async def test_a_time_is_the_first_message_at_or_after_it(cluster, engine, times
     assert await at(times[-1] + 3600) == 10
 
 
-@pytest.mark.feature("G9")
-async def test_of_many_messages_with_one_time_the_first_is_meant(cluster, engine):
-    client = await RawClient.open(cluster.brokers[0])
-    for _ in range(5):
-        # Sent together, stored in the same turn of the broker, and so at the same time.
-        await asyncio.gather(*(client.stored(TOPIC) for _ in range(20)))
-        cluster.advance(1)
-    await client.close()
-    stored = [message.store_ms for message in cluster.messages(TOPIC)]
-    assert len(set(stored)) < len(stored) == 100
-
-    for millis in set(stored):
-        begin = ConsumeFrom(Begin.TIME, millis / 1000)
-        assert await starting(engine, begin).offset(ORDINARY) == stored.index(millis)
-
-
 @pytest.mark.parametrize(
     ("begin", "code"),
     [
@@ -176,16 +158,6 @@ async def test_first_is_the_first_message_that_is_still_there(cluster, engine):
     # An account that may only consume begins at 0, as Java clients do.
     with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, forbid):
         assert await first.offset(ORDINARY) == 0
-
-
-async def test_a_group_with_progress_begins_although_the_end_is_not_answered_in_time(cluster):
-    async with running_engine(cluster.name_server, request_timeout=0.2) as engine:
-        await engine.routes.get(TOPIC)
-        with answering(cluster.brokers[0], RequestCode.GET_MAX_OFFSET, lambda *_: LATER):
-            known = StartOffsets(engine, MemoryProgress({ORDINARY: 3}))
-            assert await known.offset(ORDINARY) == 3
-            with pytest.raises(RequestTimedOut):
-                await StartOffsets(engine, MemoryProgress()).offset(ORDINARY)
 
 
 @pytest.mark.usefixtures("inside", "times")
@@ -351,48 +323,6 @@ async def test_a_queue_whose_start_cannot_be_committed_begins_later():
         progress.is_away = False
         # From 3 on: there the end was at the first look.
         await until(lambda: (ORDINARY, 3) in group.ledger.consumed)
-
-
-async def test_a_claim_that_is_dropped_while_its_start_is_read_commits_nothing():
-    class Gated(MemoryProgress):
-        is_reading = False
-        may_answer = asyncio.Event()
-
-        async def stored(self, queue: Queue) -> int | None:
-            self.is_reading = True
-            await self.may_answer.wait()
-            return await super().stored(queue)
-
-    progress = Gated()
-    async with (
-        with_old_messages() as cluster,
-        Group(cluster.name_server, consume_from=ConsumeFrom.LAST, progress=progress) as group,
-    ):
-        member = await group.join()
-        await until(lambda: progress.is_reading)
-
-        member.subscriptions.remove(TOPIC)
-        member.rebalancer.wake()
-        await until(lambda: not member.rebalancer.claimed)
-        progress.may_answer.set()
-        for _ in range(50):
-            await asyncio.sleep(0)  # the turns in which a commit would be made
-
-        assert progress.kept == {}
-
-
-async def test_a_broker_that_refuses_commits_is_pulled_from_and_gets_the_start_later():
-    async with (
-        with_old_messages() as cluster,
-        Group(cluster.name_server, consume_from=ConsumeFrom.LAST, pulls_report=False) as group,
-    ):
-        with refusing(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET):
-            member = await group.join()
-            await until(lambda: member.owned == {ORDINARY})
-            assert cluster.progress(GROUP, TOPIC) == {}
-        await member.stop()
-
-        assert cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 3}
 
 
 @pytest.mark.parametrize("is_assigned", [False, True], ids=["subscribed", "assigned"])

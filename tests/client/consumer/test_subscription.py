@@ -6,21 +6,12 @@ import sys
 
 import pytest
 
-from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.subscriptions import (
-    Subscription,
-    SubscriptionRefused,
-    Subscriptions,
-    check_subscriptions,
-)
-from orbitmq.client.engine import Engine
+from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
-from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import OrbitError
 from orbitmq.filter import InvalidFilter
 from orbitmq.message.stored import StoredMessage
-from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.javajson import encode_body
 
 QUEUE = Queue("orders", "broker-a", 0)
@@ -46,14 +37,6 @@ def test_none_empty_and_a_star_mean_every_message(everything):
     assert subscription.expression == "*"
     wanted = [message("a"), message(None)]
     assert subscription.accepted(wanted) == wanted
-
-
-def test_messages_are_accepted_by_the_text_of_their_tag():
-    subscription = Subscription.by_tags("orders", "Aa || c")
-
-    wanted, collides, none = message("Aa"), message("BB"), message(None)
-
-    assert subscription.accepted([wanted, collides, none]) == [wanted]
 
 
 def test_a_heartbeat_says_it_as_java_does():
@@ -111,31 +94,3 @@ def test_without_the_parser_a_condition_is_left_to_the_broker(monkeypatch):
     subscription = Subscription.by_sql("orders", "amount > > 5")
 
     assert not subscription.is_by_tags
-
-
-def unfiltered(settings: BrokerSettings) -> BrokerSettings:
-    from dataclasses import replace
-
-    return replace(settings, pull=replace(settings.pull, enable_property_filter=False))
-
-
-async def test_a_broker_that_does_not_filter_by_properties_refuses_a_condition_at_start():
-    async with AsyncEmbeddedCluster(adjust=unfiltered) as cluster:
-        await cluster.create_topic("orders")
-        wanted = Subscription.by_sql("orders", "amount > 5")
-        async with Engine(ClientSettings(name_servers=(cluster.name_server,))) as engine:
-            with pytest.raises(SubscriptionRefused, match="for topic 'orders'") as refused:
-                await check_subscriptions(engine, "billing", [wanted])
-
-    assert refused.value.expression == "amount > 5"
-
-
-async def test_a_topic_that_nobody_serves_yet_is_not_checked(caplog):
-    wanted = Subscription.by_sql("none", "a > 5")
-    async with (
-        AsyncEmbeddedCluster() as cluster,
-        Engine(ClientSettings(name_servers=(cluster.name_server,))) as engine,
-    ):
-        await check_subscriptions(engine, "billing", [wanted])
-
-    assert "the subscription of group billing to none was not checked" in caplog.text

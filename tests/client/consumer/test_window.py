@@ -38,17 +38,6 @@ def test_what_the_filter_left_out_moves_progress_on_when_nothing_is_unfinished()
     assert window.commit_offset == 60
 
 
-def test_an_attempt_is_counted_in_the_message_that_is_put_back():
-    window = Window()
-    window.add(messages(1))
-    (failed,) = window.take(1)
-
-    window.rollback([failed.with_reconsume_times(1)])
-
-    (again,) = window.take(1)
-    assert again.reconsume_times == 1
-
-
 def test_what_is_withdrawn_is_new_again_and_was_never_progress():
     window = Window()
     window.add(messages(1, 2))

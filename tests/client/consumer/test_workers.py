@@ -13,7 +13,6 @@ import pytest
 
 from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers
 from tests.support.consuming import DEADLINE, until
-from tests.support.scarcethreads import refuse_threads, threads_of
 
 LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
 
@@ -159,43 +158,6 @@ async def test_a_thread_that_does_not_end_is_counted_and_left():
     await until(lambda: len(running.done) == 1)
 
 
-@both
-async def test_each_job_has_a_copy_of_the_context_that_the_workers_were_made_in(kind):
-    def swap():
-        before = LABEL.get()
-        LABEL.set("left behind")
-        return before
-
-    async def swap_async():
-        before = swap()
-        await asyncio.sleep(0)
-        assert LABEL.get() == "left behind"
-        return before
-
-    LABEL.set("made")
-    async with pool(kind, 1) as running:
-        LABEL.set("changed")
-        running.submit(*(Job(swap, swap_async) for _ in range(3)))
-        await running.until_done(3)
-
-    assert [job.result for job in running.done] == ["made"] * 3
-    assert LABEL.get() == "changed"
-
-
-async def test_a_job_that_cancels_its_own_task_costs_no_worker():
-    async def cancel():
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
-
-    async with pool(TaskWorkers, 1) as running:
-        running.submit(Job(work_async=cancel), Job(lambda: "next"))
-        await running.until_done(2)
-
-    assert running.done[1].result == "next"
-
-
 def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told():
     running: Pool | None = None
 
@@ -217,19 +179,3 @@ def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told():
         with pytest.raises(KeyboardInterrupt):
             runner.run(main())
         runner.run(rest())
-
-
-async def test_fewer_threads_than_wanted_do_the_jobs(monkeypatch, caplog):
-    refuse_threads(monkeypatch, "test-", times=1, after=2)
-
-    async with pool(ThreadWorkers, 5) as running:
-        assert running.workers.size == 2
-        assert len(threads_of("test-")) == 2
-        assert "test has 2 threads, not 5: can't start new thread" in caplog.text
-        running.submit(*(Job() for _ in range(10)))
-        await running.until_done(10)
-
-        running.workers.resize(5)
-        assert len(threads_of("test-")) == 5, "once there are threads again"
-
-    await until(lambda: not threads_of("test-"))

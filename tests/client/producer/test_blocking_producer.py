@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,20 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.errors import UsedAfterFork
 from orbitmq.client.message import Message
-from orbitmq.client.producer.core import ProducerCore, SendSettings
+from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import SendStatus
-from orbitmq.client.producer.submit import InFlight
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.cluster import Cluster
 from orbitmq.errors import (
     BrokerRefused,
     ClientError,
@@ -36,22 +29,11 @@ from orbitmq.errors import (
     TooManyInFlight,
     WrongUse,
 )
-from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.settings import RequestTimedOut, ServerSettings
-from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
-from orbitmq.store.settings import StoreSettings
 from orbitmq.testing.cluster import EmbeddedCluster
-from orbitmq.wire.codes import TransactionState
-from orbitmq.wire.command import Credentials
-from tests.support.askingthreads import background_loop
 from tests.support.client import QUICK_CHANNELS
-from tests.support.forking import in_a_fork
 from tests.support.producing import SILENCE, scripted_cluster
-from tests.support.remoting import until
 
 DEADLINE = 30.0
-TLS = Path(__file__).resolve().parents[2] / "data" / "tls"
-STORE = StoreSettings(file_size=16 * 1024 * 1024, preallocate_step=0)
 
 
 @pytest.fixture(scope="module")
@@ -247,24 +229,6 @@ def test_a_batch_is_sent_from_any_iterable(cluster, producer, topic):
     assert producer.queues(topic)[1] == results[0].queue
 
 
-def test_it_says_when_it_is_not_running(cluster, topic):
-    producer = Producer("once", name_server=cluster.name_server)
-    with pytest.raises(NotRunning, match="start it"):
-        producer.send(topic, b"x")
-    producer.start()
-    with pytest.raises(WrongUse):
-        producer.start()
-    producer.stop()
-    producer.stop()
-    with pytest.raises(NotRunning, match="was stopped"):
-        producer.start()
-
-    assert not [each for each in threading.enumerate() if each.name.endswith("once")]
-    for call in (producer.send, producer.submit, producer.send_one_way, producer.request):
-        with pytest.raises(NotRunning, match="was stopped"):
-            call(topic, b"x")
-
-
 async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time():
     # The second attempt is made, and answered, after the time that other calls would have had.
     settings = SendSettings(timeout=0.02, attempt_timeout=0.2, retries=50)
@@ -277,64 +241,6 @@ async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time():
         await asyncio.to_thread(producer.stop)
 
         assert submitted.result(0).is_ok
-
-
-class Interrupt(BaseException):
-    """What strikes a thread, as Ctrl-C does."""
-
-
-async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(monkeypatch):
-    async def interrupted(*_):
-        raise Interrupt
-
-    async with scripted_cluster("a") as scripted:
-        producer = Producer("hasty", name_server=str(scripted.name_server.address))
-        await asyncio.to_thread(producer.start)
-        await asyncio.to_thread(producer.send, "orders", b"x")
-        scripted.script = {"a": [SILENCE] * 3}
-        submitted = [producer.submit("orders", b"x", timeout=3600) for _ in range(3)]
-        await until(lambda: not scripted.script["a"])
-        monkeypatch.setattr(InFlight, "until_empty", interrupted)
-        with pytest.raises(Interrupt):
-            await asyncio.to_thread(producer.stop)
-
-        assert [type(each.exception(0)) for each in submitted] == 3 * [NotRunning]
-        assert producer.statistics().in_flight == 0
-
-
-def test_stops_that_overlap_all_wait_for_the_same_end(cluster, topic, monkeypatch):
-    """And the transaction that they wait for is committed."""
-    producer = Producer("several-stops", name_server=cluster.name_server)
-    producer.start()
-    is_at_work, go_on, stopping = threading.Event(), threading.Event(), threading.Semaphore(0)
-    stop = ProducerCore.stop
-
-    async def noted(core):
-        stopping.release()
-        await stop(core)
-
-    monkeypatch.setattr(ProducerCore, "stop", noted)
-
-    def local(_, __):
-        is_at_work.set()
-        return go_on.wait(DEADLINE)
-
-    def work(number):
-        if number == 0:
-            return producer.send_in_transaction(Message(topic, b"x"), local).state
-        assert is_at_work.wait(DEADLINE)
-        if number == 3:
-            assert stopping.acquire(timeout=DEADLINE)
-            assert stopping.acquire(timeout=DEADLINE)
-            go_on.set()
-            return None
-        producer.stop()
-        return [each.name for each in threading.enumerate() if each.name.endswith("several-stops")]
-
-    outcomes = _in_threads(4, work)
-
-    assert outcomes == [TransactionState.COMMIT, [], [], None]
-    assert [message.body for message in cluster.messages(topic)] == [b"x"]
 
 
 async def test_a_signal_handler_may_stop_it_while_its_thread_sends():
@@ -357,58 +263,6 @@ async def test_a_signal_handler_may_stop_it_while_its_thread_sends():
 
     assert [type(each) for each in ended] == [NotRunning], ended
     assert not [each for each in threading.enumerate() if each.name.endswith("handled")]
-
-
-def test_a_handler_that_raises_ends_a_send_and_the_next_one_works():
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        with background_loop() as run:
-            context = scripted_cluster("a")
-            cluster = run(context.__aenter__())
-            client = ClientSettings(channel=QUICK_CHANNELS)
-            with Producer(name_server=cluster.name_server.address, client=client) as producer:
-                producer.send("orders", b"first")
-                cluster.script = {"a": [SILENCE]}
-
-                def strike():
-                    asyncio.run(until(lambda: not cluster.script["a"]))
-                    os.kill(os.getpid(), signal.SIGINT)
-
-                striking = threading.Thread(target=strike)
-                striking.start()
-                with pytest.raises(KeyboardInterrupt):
-                    producer.send("orders", b"interrupted", timeout=DEADLINE)
-                striking.join()
-
-                assert producer.send("orders", b"next").is_ok
-            run(context.__aexit__(None, None, None))
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_signals_that_come_all_the_time_keep_no_send_beyond_its_deadline():
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    try:
-        with background_loop() as run:
-            context = scripted_cluster("a")
-            cluster = run(context.__aenter__())
-            with Producer(name_server=cluster.name_server.address) as producer:
-                producer.send("orders", b"first")
-                cluster.script = {"a": [SILENCE]}
-                signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-                began = time.monotonic()
-                with pytest.raises(SendFailed) as caught:
-                    producer.send("orders", b"x", timeout=1.0)
-                assert time.monotonic() - began < 2.5
-                assert isinstance(caught.value.cause, RequestTimedOut)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            run(context.__aexit__(None, None, None))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("round_", range(3))
@@ -434,56 +288,6 @@ def test_a_stop_among_sends_leaves_nobody_waiting(cluster, topic, round_):
     assert all(isinstance(each, NotRunning | SendFailed) for each in outcomes[1:]), outcomes
     stored = {message.unique_id for message in cluster.messages(topic)}
     assert stored >= set(acknowledged)
-
-
-async def test_signed_and_encrypted_sends_work_from_threads(tmp_path):
-    tls = ServerTls(
-        certificate=TLS / "certificate.pem", key=TLS / "key.pem", mode=TlsMode.ENFORCING
-    )
-    # Brokers register at the name server in the clear.
-    permissive = replace(tls, mode=TlsMode.PERMISSIVE)
-    own = Cluster(
-        NameServerSettings(server=ServerSettings(tls=permissive)),
-        [BrokerSettings(root=tmp_path, server=ServerSettings(tls=tls), store=STORE)],
-    )
-    client = ClientSettings(
-        credentials=Credentials(access_key="AK", secret_key="SK123456"),  # noqa: S106
-        tls=ClientTls(authority=TLS / "certificate.pem").context(),
-    )
-    await own.start()
-
-    def send():
-        with Producer(name_server=str(own.name_server_address), client=client) as producer:
-            return _in_threads(4, lambda _: [producer.send("orders", b"x") for _ in range(20)])
-
-    try:
-        outcomes = await asyncio.to_thread(send)
-    finally:
-        await own.stop()
-
-    assert all(isinstance(each, list) for each in outcomes), outcomes
-
-
-@pytest.mark.feature("P6")
-def test_after_a_fork_it_says_that_it_belongs_to_another_process(cluster, producer, topic):
-    producer.send(topic, b"before")
-
-    def use_and_stop():
-        text = "nothing was raised"
-        try:
-            producer.send(topic, b"in the child")
-        except UsedAfterFork as error:
-            text = str(error)
-        producer.stop()  # as a `with` block that the fork was in would
-        return text
-
-    forked = in_a_fork(use_and_stop)
-
-    assert f"belongs to process {os.getpid()} and cannot be used in process {forked.pid}" in (
-        forked.said
-    )
-    assert producer.send(topic, b"after").is_ok
-    assert {message.body for message in cluster.messages(topic)} == {b"before", b"after"}
 
 
 def test_a_forgotten_stop_does_not_keep_the_program_from_ending(cluster, topic):

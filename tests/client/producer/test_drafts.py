@@ -2,63 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.message import Message
+from orbitmq.client.producer.batch import Batch, batches, elements
 from orbitmq.client.producer.core import Drafting, SendSettings
+from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused, SettingError
 from orbitmq.message.ids import UniqueIds
-from orbitmq.message.properties import RESERVED, decode_properties
+from orbitmq.message.properties import decode_properties
 from orbitmq.message.record import COMPRESSED
-from orbitmq.message.stored import expand_body
-
-TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(
-    lambda text: bool(text.strip()) and text not in RESERVED
-)
+from orbitmq.message.stored import expand_body, split_batch
 
 
 def _drafting(settings: SendSettings | None = None, namespace: str | None = None) -> Drafting:
     return Drafting(settings or SendSettings(), UniqueIds("127.0.0.1"), namespace)
-
-
-def test_a_draft_says_all_that_the_message_says():
-    message = Message(
-        "orders",
-        b"body",
-        tags="paid",
-        keys=["o-1", "c-7"],
-        properties={"region": "eu"},
-        flag=3,
-        sharding_key="c-7",
-        wait_stored=False,
-    )
-
-    draft = _drafting().draft(message)
-
-    assert (draft.topic, draft.body, draft.flag, draft.sys_flag) == ("orders", b"body", 3, 0)
-    assert draft.message is message
-    assert decode_properties(draft.properties) == {
-        "region": "eu",
-        "TAGS": "paid",
-        "KEYS": "o-1 c-7",
-        "__SHARDINGKEY": "c-7",
-        "WAIT": "false",
-        "UNIQ_KEY": draft.unique_id,
-    }
-
-
-@given(st.dictionaries(TEXT, TEXT, max_size=5))
-def test_every_property_arrives(properties):
-    draft = _drafting().draft(Message("orders", b"x", properties=properties))
-
-    found = decode_properties(draft.properties)
-
-    assert found.pop("UNIQ_KEY") == draft.unique_id
-    assert found == properties
 
 
 @pytest.mark.parametrize(
@@ -90,24 +55,6 @@ def test_a_body_above_the_limit_is_refused_with_the_limit():
     drafting.draft(Message("orders", bytes(100)))
 
 
-def test_properties_above_the_limit_of_a_record_are_refused():
-    _drafting().draft(Message("orders", b"x", properties={"a": "b" * 32_000}))
-
-    with pytest.raises(MessageRefused, match="32255"):
-        _drafting().draft(Message("orders", b"x", properties={"a": "中" * 11_000}))
-
-
-def test_what_is_passed_on_keeps_its_id_its_body_and_its_properties():
-    properties = {"UNIQ_KEY": "A", "TAGS": "t", "RETRY_TOPIC": "orders", "RECONSUME_TIME": "2"}
-
-    draft = _drafting().passed_on("other", b"stored", properties, flag=7, sys_flag=0x301 | 0x8)
-
-    assert (draft.topic, draft.body, draft.flag, draft.sys_flag) == ("other", b"stored", 7, 0x301)
-    assert draft.unique_id == "A"
-    assert decode_properties(draft.properties) == properties
-    assert (draft.reconsume_times, draft.max_reconsume_times) == (0, None)
-
-
 def test_to_a_retry_topic_the_attempts_go_as_fields():
     properties = {"UNIQ_KEY": "A", "RECONSUME_TIME": "2", "MAX_RECONSUME_TIMES": "16"}
 
@@ -137,3 +84,82 @@ def test_to_a_retry_topic_the_attempts_go_as_fields():
 def test_a_wrong_setting_is_named(setting, value):
     with pytest.raises(SettingError, match=rf"sending\.{setting} must be .*{value}"):
         SendSettings(**{setting: value})  # wrong by intent
+
+
+# ---- batches: few frames of many messages
+
+
+LIMIT = 1000
+MESSAGES = st.builds(
+    Message,
+    st.sampled_from(["orders", "payments", "refunds"]),
+    st.binary(min_size=1, max_size=600),
+    tags=st.sampled_from([None, "a", "b"]),
+    flag=st.integers(0, 9),
+    wait_stored=st.booleans(),
+)
+
+
+def _frames(messages: Sequence[Message], bound: Mapping[int, Queue] | None = None) -> list[Batch]:
+    drafting = _drafting()
+    checked = elements(messages, drafting, LIMIT)
+    return list(batches(messages, checked, bound or {}, drafting, LIMIT))
+
+
+@given(st.lists(st.tuples(MESSAGES, st.sampled_from([None, 0, 1])), max_size=40))
+def test_frames_hold_all_messages_once_in_order_and_within_the_limit(wished):
+    messages = [message for message, _ in wished]
+    bound = {
+        place: Queue(message.topic, "a", queue)
+        for place, (message, queue) in enumerate(wished)
+        if queue is not None
+    }
+
+    frames = _frames(messages, bound)
+
+    seen: dict[object, list[int]] = defaultdict(list)
+    for frame in frames:
+        elements = split_batch(frame.draft.body)
+        assert len(frame.draft.body) <= LIMIT
+        assert frame.draft.is_batch
+        assert len(elements) == len(frame.places) == len(frame.unique_ids)
+        for element, place, unique_id in zip(elements, frame.places, frame.unique_ids, strict=True):
+            message = messages[place]
+            properties = decode_properties(element.properties)
+            assert (bytes(element.body), element.flag) == (message.body, message.flag)
+            assert (properties["UNIQ_KEY"], properties.get("TAGS")) == (unique_id, message.tags)
+            assert frame.draft.topic == message.topic
+            assert frame.draft.message is not None
+            assert frame.draft.message.wait_stored == message.wait_stored
+            assert frame.queue == bound.get(place)
+            seen[message.topic, frame.queue].append(place)
+    assert sorted(place for places in seen.values() for place in places) == list(
+        range(len(messages))
+    )
+    assert all(places == sorted(places) for places in seen.values())
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=40))
+def test_no_frame_could_take_the_first_message_of_the_next(sizes):
+    frames = _frames([Message("orders", bytes(size)) for size in sizes])
+
+    for frame, following in itertools.pairwise(frames):
+        first = split_batch(following.draft.body)[0]
+        size = 22 + len(first.body) + len(first.properties)
+        assert len(frame.draft.body) + size > LIMIT
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (Message("orders", b"x", delay_level=3), r"\[1\]\.delay"),
+        (Message("orders", b"x", delay=3), r"\[1\]\.delay"),
+        (Message("orders", b"x", deliver_at=2e9), r"\[1\]\.delay"),
+        (Message("%RETRY%billing", b"x"), r"\[1\]\.topic"),
+        (Message("orders", bytes(LIMIT)), r"\[1\]\.body"),
+        ("orders", r"\[1\] must be a Message, got str"),
+    ],
+)
+def test_what_a_batch_cannot_hold_is_refused_before_anything_is_sent(message, problem):
+    with pytest.raises(MessageRefused, match=problem):
+        elements([Message("orders", b"x"), message], _drafting(), LIMIT)

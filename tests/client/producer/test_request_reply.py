@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -14,39 +12,9 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.routes import Queue
 from orbitmq.errors import WrongUse
-from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from tests.support.client import quick_settings
-from tests.support.remoting import DEADLINE, until
-
-#: Replies to a request, given the replier's producer.
-Answer = Callable[[AsyncProducer, ReceivedMessage], Awaitable[object]]
-
-
-@contextlib.asynccontextmanager
-async def _replying(cluster: AsyncEmbeddedCluster, answer: Answer) -> AsyncIterator[None]:
-    """A service that answers every request to the topic `questions`."""
-
-    async def serve(producer: AsyncProducer) -> None:
-        seen: set[str] = set()
-        while True:
-            for stored in cluster.messages("questions"):
-                if stored.msg_id not in seen:
-                    seen.add(stored.msg_id)
-                    port = stored.store_host[1]
-                    ports = [broker.address.port for broker in cluster.brokers]
-                    broker = ("broker-a", "broker-b")[ports.index(port)]
-                    queue = Queue("questions", broker, stored.queue_id)
-                    await answer(producer, ReceivedMessage(stored, queue, "service"))
-            await asyncio.sleep(0.002)
-
-    async with AsyncProducer("service", name_server=cluster.name_server) as producer:
-        serving = asyncio.create_task(serve(producer))
-        try:
-            yield
-        finally:
-            serving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await serving
+from tests.support.consumers import consumer_of
+from tests.support.remoting import DEADLINE
 
 
 @pytest.fixture
@@ -56,16 +24,25 @@ async def cluster(new_cluster):
         yield cluster
 
 
-async def _echo(producer: AsyncProducer, request: ReceivedMessage) -> None:
-    await producer.reply(request, b"re: " + request.body, properties={"mood": "good"})
+@pytest.fixture
+async def service(cluster):
+    """Answers every request to the topic `questions`."""
+    consumer = consumer_of(cluster, "service")
+
+    async with AsyncProducer("service", name_server=cluster.name_server) as producer:
+
+        @consumer.on("questions")
+        async def answer(request: ReceivedMessage) -> None:
+            await producer.reply(request, b"re: " + request.body, properties={"mood": "good"})
+
+        async with consumer:
+            yield
 
 
 @pytest.mark.feature("K7")
+@pytest.mark.usefixtures("service")
 async def test_a_request_is_answered_in_one_call(cluster):
-    async with (
-        _replying(cluster, _echo),
-        AsyncProducer("asker", name_server=cluster.name_server) as producer,
-    ):
+    async with AsyncProducer("asker", name_server=cluster.name_server) as producer:
         reply = await producer.request("questions", b"how?", tags="t", timeout=DEADLINE)
 
     assert (reply.body, reply.get("mood")) == (b"re: how?", "good")
@@ -76,9 +53,9 @@ async def test_a_request_is_answered_in_one_call(cluster):
     assert request.tags == "t"
 
 
+@pytest.mark.usefixtures("service")
 async def test_many_requests_each_get_their_own_reply(cluster):
     async with (
-        _replying(cluster, _echo),
         Engine(quick_settings(cluster.name_server)) as engine,
         AsyncProducer.on(engine, "one") as one,
         AsyncProducer.on(engine, "two") as two,
@@ -99,24 +76,6 @@ async def test_a_request_without_a_reply_ends_at_its_timeout(cluster):
         await producer.send("questions", b"so that the broker is known")
         with pytest.raises(NoReply, match=r"'questions' within 1 s"):
             await producer.request("questions", b"anybody?", timeout=1.0)
-
-
-async def test_a_late_reply_is_no_error_for_who_replied(cluster):
-    go_on = asyncio.Event()
-    outcome: list[object] = []
-
-    async def answer(producer, request):
-        await go_on.wait()
-        outcome.append(await producer.reply(request, b"at last"))
-
-    async with (
-        _replying(cluster, answer),
-        AsyncProducer("asker", name_server=cluster.name_server) as producer,
-    ):
-        with pytest.raises(NoReply):
-            await producer.request("questions", b"soon?", timeout=3.0)
-        go_on.set()
-        await until(lambda: len(outcome) == 1)
 
 
 async def test_only_requests_can_be_replied_to(cluster):

@@ -286,17 +286,6 @@ async def test_a_selector_that_chooses_nothing_is_an_error_that_says_so():
             await future
 
 
-async def test_an_unknown_topic_is_made_by_the_template():
-    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
-        cluster.publish("TBW102", "b", queues=8)
-
-        result = await producer.send("fresh", b"x")
-
-    assert (result.queue.topic, result.queue.broker) == ("fresh", "b")
-    assert cluster.sent[0].header.topic == "fresh"
-    assert cluster.sent[0].header.queue_id in range(4)
-
-
 @pytest.mark.parametrize("is_there", [False, True])
 async def test_a_topic_that_cannot_be_written_has_no_route(is_there):
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
@@ -343,15 +332,3 @@ async def test_what_has_no_time_left_is_not_sent_and_no_fault_of_the_broker():
 
     assert isinstance(caught.value.cause, RequestTimedOut)
     assert [sent.body for sent in cluster.sent] == [b"first", b"last"]
-
-
-async def test_when_nobody_can_be_reached_the_error_says_so_after_the_timeout():
-    settings = SendSettings(timeout=1.0)
-    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
-        await _stop(cluster, "a")
-
-        with pytest.raises(SendFailed) as caught:
-            await producer.send("orders", b"x")
-
-    assert isinstance(caught.value.cause, ConnectFailed)
-    assert caught.value.attempts > 1

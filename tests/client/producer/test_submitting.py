@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ import pytest
 import orbitmq.client
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.send import Publisher, Sending, SendResult
-from orbitmq.client.routes import Queue
+from orbitmq.client.producer.send import SendResult
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import SendFailed
 from orbitmq.wire.codes import EncodeError, ResponseCode, WireLimits
@@ -53,117 +51,6 @@ async def _stop(cluster: ScriptedCluster, name: str) -> None:
     server = cluster.brokers[name].server
     assert server is not None
     await server.stop(grace=0)
-
-
-class _Gate:
-    """Keeps messages from being made ready until it is opened."""
-
-    def __init__(
-        self, step: str, is_held: Callable[[Sending], bool], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """`step` is the method of a publisher that they have to pass."""
-        self._is_open = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        go_on = getattr(Publisher, step)
-
-        async def gated(
-            publisher: Publisher, sending: Sending, *more: object, **options: object
-        ) -> object:
-            if is_held(sending):
-                self._loop = asyncio.get_running_loop()
-                await self._is_open.wait()
-            return await go_on(publisher, sending, *more, **options)
-
-        monkeypatch.setattr(Publisher, step, gated)
-
-    @property
-    def is_reached(self) -> bool:
-        return self._loop is not None
-
-    def open(self) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._is_open.set)
-
-
-def _is_of_held(sending: Sending) -> bool:
-    return sending.topic == "held"
-
-
-def _is_for_b(sending: Sending) -> bool:
-    return sending.queue is not None and sending.queue.broker == "b"
-
-
-async def test_a_topic_that_is_not_ready_holds_up_no_other_and_keeps_its_order(monkeypatch):
-    gate = _Gate("find", _is_of_held, monkeypatch)
-    async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
-        cluster.publish("held")
-        await asyncio.to_thread(producer.send, "orders", b"x")
-        queue = Queue("held", "a", 0)
-        bodies = [b"%d" % number for number in range(5)]
-        held = [producer.submit("held", body, queue=queue) for body in bodies[:3]]
-        await until(lambda: gate.is_reached)
-        held += [producer.submit("held", body, queue=queue) for body in bodies[3:]]
-
-        other = await asyncio.wrap_future(producer.submit("orders", b"y"))
-
-        assert other.is_ok
-        assert not any(each.done() for each in held)
-        gate.open()
-        assert all([(await asyncio.wrap_future(each)).is_ok for each in held])
-    assert [each.body for each in cluster.sent if each.header.topic == "held"] == bodies
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-async def test_a_broker_that_is_not_reached_holds_up_no_other_of_the_topic(is_known, monkeypatch):
-    gate = _Gate("connect", _is_for_b, monkeypatch)
-    a, b = Queue("orders", "a", 0), Queue("orders", "b", 0)
-    async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
-        if is_known:
-            await asyncio.to_thread(producer.queues, "orders")
-        held = [producer.submit("orders", b"b1", queue=b)]
-        others = [producer.submit("orders", b"a1", queue=a)]
-        held.append(producer.submit("orders", b"b2", queue=b))
-        await until(lambda: gate.is_reached)
-        others.append(producer.submit("orders", b"a2", queue=a))
-        held.append(producer.submit("orders", b"b3", queue=b))
-
-        await until(lambda: all(each.done() for each in others))
-
-        assert not any(each.done() for each in held)
-        gate.open()
-        assert all([(await asyncio.wrap_future(each)).is_ok for each in others + held])
-    assert [each.body for each in cluster.sent] == [b"a1", b"a2", b"b1", b"b2", b"b3"]
-
-
-async def test_those_that_wait_for_a_broker_in_vain_go_to_another_one(monkeypatch):
-    gate = _Gate("connect", _is_for_b, monkeypatch)
-    async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
-        await asyncio.to_thread(producer.send, "orders", b"x", queue=Queue("orders", "a", 0))
-        await _stop(cluster, "b")
-        bound = producer.submit("orders", b"b", queue=Queue("orders", "b", 0), timeout=1)
-        await until(lambda: gate.is_reached)
-        free = [producer.submit("orders", b"free") for _ in range(8)]  # half of them for either
-
-        gate.open()
-
-        assert {(await asyncio.wrap_future(each)).queue.broker for each in free} == {"a"}
-        with pytest.raises(SendFailed):
-            await asyncio.wrap_future(bound)
-
-
-async def test_a_selector_that_exits_is_told_and_stops_no_other():
-    def leave(_queues, _message):
-        sys.exit(1)
-
-    async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
-        await asyncio.to_thread(producer.send, "orders", b"x")
-        wrong = producer.submit("orders", b"wrong", selector=leave)
-        right = producer.submit("orders", b"right")
-
-        await until(lambda: wrong.done() and right.done())
-
-        assert isinstance(wrong.exception(0), SystemExit)
-        assert right.result().is_ok
 
 
 @pytest.mark.parametrize("is_topic_known", [False, True])

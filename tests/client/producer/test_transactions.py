@@ -12,20 +12,13 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings, TransactionSettings
-from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
-from orbitmq.client.producer.transactions import (
-    OpenTransactions,
-    TransactionResult,
-    VerdictUnknown,
-    state_of,
-)
-from orbitmq.errors import MessageRefused, NotRunning
+from orbitmq.client.producer.transactions import OpenTransactions, VerdictUnknown, state_of
+from orbitmq.errors import MessageRefused
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode, TransactionState
-from tests.support.client import quick_settings
 from tests.support.producing import scripted_cluster, until_true
 from tests.support.remoting import DEADLINE, until
 
@@ -147,25 +140,6 @@ async def test_work_that_fails_is_raised_told_of_and_asked_about_later(cluster, 
     assert "drops the message" in told
 
 
-async def test_a_check_that_fails_is_logged_and_the_broker_asks_again(cluster, caplog):
-    asked: list[str] = []
-
-    def check(message):
-        asked.append(message.msg_id)
-        if len(asked) == 1:
-            raise ValueError("not now")
-        return True
-
-    with caplog.at_level(logging.ERROR, "orbitmq.client.producer"):
-        async with AsyncProducer("svc", name_server=cluster.name_server, check=check) as producer:
-            await producer.send_half(MESSAGE)
-            await until(lambda: len(_delivered(cluster)) == 1)
-
-    told = next(line for line in caplog.messages if "check= failed" in line)
-    assert asked[0] in told
-    assert "to orders (keys o-1, group svc), question 1; the broker asks again" in told
-
-
 @pytest.mark.feature("K6")
 async def test_a_crash_between_half_and_commit_is_resolved_by_another_producer_of_the_group(
     cluster,
@@ -201,28 +175,6 @@ async def test_a_crash_between_half_and_commit_is_resolved_by_another_producer_o
         await until(lambda: len(_delivered(cluster)) == 3)
 
     assert sorted(message.body for message in _delivered(cluster)) == [b"done", b"whole", b"whole"]
-
-
-async def test_each_group_is_asked_about_its_own_transactions(cluster):
-    asked: list[tuple[str, str | None]] = []
-
-    def check_of(group):
-        def check(message):
-            asked.append((group, message.get("PGROUP")))
-            return True
-
-        return check
-
-    async with (
-        Engine(quick_settings(cluster.name_server)) as engine,
-        AsyncProducer.on(engine, "one", check=check_of("one")) as one,
-        AsyncProducer.on(engine, "two", check=check_of("two")) as two,
-    ):
-        await one.send_half(MESSAGE)
-        await two.send_half(MESSAGE)
-        await until(lambda: len(_delivered(cluster)) == 2)
-
-    assert set(asked) == {("one", "one"), ("two", "two")}
 
 
 @pytest.mark.parametrize(
@@ -309,83 +261,3 @@ def is_waiting(monkeypatch):
 
     monkeypatch.setattr(OpenTransactions, "until_ended", noted)
     return is_waiting
-
-
-async def test_a_stop_of_the_blocking_face_waits_as_well(cluster, is_waiting):
-    producer = Producer("svc", name_server=cluster.name_server)
-    stop = threading.Thread(target=producer.stop)
-
-    def local(_, __):
-        stop.start()
-        assert is_waiting.wait(DEADLINE)
-        with pytest.raises(NotRunning):
-            producer.send_in_transaction(MESSAGE, lambda *_: True)
-        producer.end_transaction(half, TransactionState.COMMIT)
-        return True
-
-    def work():
-        try:
-            return producer.send_in_transaction(MESSAGE, local, timeout=DEADLINE)
-        finally:
-            stop.join(DEADLINE)
-
-    await asyncio.to_thread(producer.start)
-    half = await asyncio.to_thread(producer.send_half, Message("orders", b"half"))
-    result = await asyncio.to_thread(work)
-
-    assert not stop.is_alive()
-    assert result.state is TransactionState.COMMIT
-    await until(lambda: {each.body for each in cluster.messages("orders")} == {b"half", b"paid"})
-    with pytest.raises(NotRunning):
-        producer.end_transaction(half, TransactionState.COMMIT)
-
-
-@pytest.mark.parametrize("face", ["async", "blocking"])
-@pytest.mark.parametrize(
-    "error", [None, ValueError("the database is gone")], ids=["done", "raised"]
-)
-async def test_work_that_ends_after_the_stop_has_its_own_outcome_and_is_left_to_the_broker(
-    face, error, monkeypatch, caplog
-):
-    async def given_up(_):
-        return False
-
-    async def local(_, __):
-        await producer.stop()
-        return outcome()
-
-    def blocking_local(_, __):
-        blocking.stop()
-        return outcome()
-
-    def outcome():
-        if error is not None:
-            raise error
-        return True
-
-    def blocking_work():
-        blocking.start()
-        return blocking.send_in_transaction(MESSAGE, blocking_local)
-
-    monkeypatch.setattr(OpenTransactions, "until_ended", given_up)
-    result: object
-    async with scripted_cluster("a") as cluster:
-        address = str(cluster.name_server.address)
-        producer, blocking = AsyncProducer(name_server=address), Producer(name_server=address)
-        try:
-            if face == "blocking":
-                result = await asyncio.to_thread(blocking_work)
-            else:
-                await producer.start()
-                result = await producer.send_in_transaction(MESSAGE, local)
-        except Exception as raised:  # noqa: BLE001  # looked at below
-            result = raised
-
-    state = "COMMIT" if error is None else "UNKNOWN"
-    if error is None:
-        assert isinstance(result, TransactionResult)
-        assert result.state is TransactionState.COMMIT
-    else:
-        assert result is error
-    assert f"the end ({state}) of the transaction" in caplog.text
-    assert "was not reported, the broker will ask" in caplog.text

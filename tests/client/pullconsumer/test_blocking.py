@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 import orbitmq.client
 from orbitmq.client.errors import QueueNotAssigned
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer.consumer import PullConsumer
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NotRunning, WrongUse
 from orbitmq.testing import EmbeddedCluster
+from tests.support.askingthreads import StrikeAt
 from tests.support.polling import BY_HAND, DEADLINE, GROUP, NO_TIMER, REBALANCE, TOPIC
 
 QUEUE = Queue(TOPIC, "broker-a", 0)
@@ -87,55 +84,22 @@ def test_an_iteration_that_is_left_gives_back_what_it_has_not_returned(cluster):
     assert progress(cluster) == 11
 
 
-def test_an_error_in_the_block_leaves_the_last_poll_uncommitted(cluster):
+def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(cluster):
     send(cluster, 10)
 
     def work():
-        with consumer(cluster) as reader:
-            reader.subscribe(TOPIC)
+        reader = consumer(cluster)
+        reader.subscribe(TOPIC)
+        reader.start()
+        try:
             reader.poll(DEADLINE, max_messages=4)
             reader.poll(DEADLINE, max_messages=4)
             raise ZeroDivisionError
+        finally:
+            reader.stop()
 
     with pytest.raises(ZeroDivisionError):
         work()
-
-    assert progress(cluster) == 4
-
-
-class Failed(Exception):
-    """Of the application."""
-
-
-def fail_with_stop_in_finally(reader: PullConsumer) -> None:
-    reader.start()
-    try:
-        reader.poll(DEADLINE, max_messages=4)
-        reader.poll(DEADLINE, max_messages=4)
-        raise Failed
-    finally:
-        reader.stop()
-
-
-def fail_with_stop_in_except(reader: PullConsumer) -> None:
-    reader.start()
-    try:
-        reader.poll(DEADLINE, max_messages=4)
-        reader.poll(DEADLINE, max_messages=4)
-        raise Failed  # noqa: TRY301  # as applications do
-    except Failed:
-        reader.stop()
-        raise
-
-
-@pytest.mark.parametrize("work", [fail_with_stop_in_finally, fail_with_stop_in_except])
-def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(cluster, work):
-    send(cluster, 10)
-    reader = consumer(cluster)
-    reader.subscribe(TOPIC)
-
-    with pytest.raises(Failed):
-        work(reader)
 
     assert progress(cluster) == 4
 
@@ -154,31 +118,8 @@ def test_a_stop_says_whether_the_last_poll_is_done(cluster, done, expected):
     assert progress(cluster) == expected
 
 
-class Interrupt(BaseException):
-    """What strikes a thread, as Ctrl-C does."""
-
-
 #: Python complains about a coroutine whose caller is interrupted before it can be begun.
 NEVER_BEGUN = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-
-
-class StrikeAt:
-    """Raises at the n-th point where a poll can be interrupted: in our code, after a call."""
-
-    def __init__(self, place: int) -> None:
-        self._left = place
-        self.has_struck = False
-        self.where = ""
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        path = frame.f_code.co_filename
-        if event not in ("call", "c_return") or not path.startswith(CLIENT) or self.has_struck:
-            return
-        self._left -= 1
-        if self._left < 0:
-            self.has_struck = True
-            self.where = f"{frame.f_code.co_name} {event} {getattr(argument, '__name__', '')}"
-            raise Interrupt
 
 
 @NEVER_BEGUN
@@ -192,68 +133,17 @@ def test_wherever_a_poll_is_interrupted_its_messages_come_again(cluster):
         reader.assign([QUEUE])
         got += [message.body for message in reader.poll(DEADLINE, max_messages=1)]
         while len(got) < 100:
-            strike = StrikeAt(places)
-            sys.setprofile(strike)
-            try:
-                found = reader.poll(DEADLINE, max_messages=1)
-            except Interrupt:
-                found = []
+            strike = StrikeAt(places, CLIENT)
+            found = strike.during(lambda: reader.poll(DEADLINE, max_messages=1))
+            if isinstance(found, list):
+                got += [message.body for message in found]
+            else:
                 places += 1
-            finally:
-                sys.setprofile(None)
-            got += [message.body for message in found]
             assert reader.position(QUEUE) == len(got), strike.where
 
     assert got == [b"%d" % number for number in range(100)]
     assert places > 20
     assert progress(cluster) == 100
-
-
-@NEVER_BEGUN
-def test_wherever_an_iteration_is_interrupted_its_messages_come_again(cluster):
-    send(cluster, 100)
-    got: list[ReceivedMessage] = []
-    places = 0
-
-    with consumer(cluster, polling=replace(NO_TIMER, max_messages=3)) as reader:
-        reader.assign([QUEUE])
-        got += reader.poll(DEADLINE, max_messages=1)
-        while len(got) < 100:
-            strike = StrikeAt(places)
-            sys.setprofile(strike)
-            try:
-                for message in reader:
-                    got.append(message)
-                    if len(got) == 100:
-                        break
-            except Interrupt:
-                places += 1
-            finally:
-                sys.setprofile(None)
-
-    assert [message.queue_offset for message in got] == list(range(100))
-    assert places > 20
-    assert progress(cluster) == 100
-
-
-def test_a_commit_in_an_iteration_over_several_queues_stores_what_was_returned_of_each(cluster):
-    cluster.create_topic("many", queues=4)
-    with Producer("makers", name_server=cluster.name_server) as producer:
-        for queue in producer.queues("many"):
-            for number in range(5):
-                producer.send("many", b"%d" % number, queue=queue)
-
-    returned = Counter[Queue]()
-    with consumer(cluster, polling=BY_HAND) as reader:
-        reader.subscribe("many")
-        for message in reader:
-            returned[message.queue] += 1
-            committed = reader.commit()
-            assert {queue: offset for queue, offset in committed.items() if offset} == returned
-            if returned.total() == 20:
-                break
-
-    assert set(returned.values()) == {5}
 
 
 def test_commits_by_hand_and_positions(cluster):
@@ -321,19 +211,3 @@ def test_a_stop_on_another_thread_ends_a_poll(cluster):
     with pytest.raises(NotRunning):
         reader.start()
     reader.stop()
-
-
-def test_nothing_is_left_running(cluster):
-    before = set(threading.enumerate())
-
-    def fresh():
-        """Threads that are new, but for those in which the broker saves its tables."""
-        names = [each.name for each in set(threading.enumerate()) - before]
-        return [name for name in names if not name.startswith("asyncio_")]
-
-    with consumer(cluster) as reader:
-        reader.subscribe(TOPIC)
-        reader.poll(0.01)
-        assert len(fresh()) == 1
-
-    assert fresh() == []

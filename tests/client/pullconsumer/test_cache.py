@@ -14,8 +14,7 @@ from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.pullconsumer.cache import Cache, CachedQueue, Chunk, chunk_of
 from orbitmq.client.pullconsumer.consumer import PollSettings
 from orbitmq.client.routes import Queue
-from orbitmq.message.record import INNER_BATCH, NEED_UNWRAP, RecordInvalid
-from orbitmq.message.stored import encode_batch
+from orbitmq.message.record import RecordInvalid
 from tests.support.pulling import TOPIC, record, records
 
 EVERYTHING = Subscription.by_tags(TOPIC)
@@ -61,20 +60,6 @@ def test_bytes_bound_what_is_taken_together():
     assert offsets_of(cache.take(10, 1)) == [(1, 0)], "a single message is never too large"
 
 
-def test_a_queue_with_enough_cached_is_held_back_until_some_is_polled():
-    cache, roomy = new_cache(max_cached_messages=3)
-    queue = owned()
-    pull(cache, queue, 0, 1)
-    assert cache.held_back(queue) is None
-    pull(cache, queue, 2)
-    assert cache.held_back(queue) is FlowReason.MESSAGES
-
-    cache.take(1)
-
-    assert roomy == [queue]
-    assert cache.held_back(queue) is None
-
-
 def test_bytes_hold_back_too_of_one_queue_and_of_all():
     one = len(record(0))
     cache, _ = new_cache(max_cached_bytes=2 * one)
@@ -87,19 +72,6 @@ def test_bytes_hold_back_too_of_one_queue_and_of_all():
     pull(cache, queue, 0, 1)
     assert cache.held_back(queue) is FlowReason.BYTES
     assert cache.held_back(other) is None, "nothing of it is here: it may be waited for"
-
-
-def test_what_was_taken_before_a_seek_does_not_come_again():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0, 1)
-    taken = cache.take(2)
-    cache.place(queue, 50)
-
-    cache.give_back(taken)
-
-    assert cache.of(queue).returned == 50
-    assert cache.take(10) == []
 
 
 def test_what_is_given_back_while_its_queue_is_given_up_is_neither_done_nor_cached():
@@ -116,19 +88,6 @@ def test_what_is_given_back_while_its_queue_is_given_up_is_neither_done_nor_cach
     assert (cached.returned, cached.settled, cached.given) == (1, 1, 1)
     assert cached.count == 0
     assert cache.settled.is_set(), "who waits for the queue has less to wait for"
-
-
-def test_what_is_given_back_after_its_queue_was_lost_is_forgotten():
-    cache, _ = new_cache()
-    queue = owned()
-    pull(cache, queue, 0, 1)
-    taken = cache.take(2)
-    queue.drop()
-
-    cache.give_back(taken)
-
-    assert cache.of(queue).returned == 2
-    assert cache.take(10) == []
 
 
 def test_an_offset_that_was_moved_keeps_what_is_cached_unless_it_was_reset():
@@ -267,32 +226,7 @@ def test_however_a_chunk_is_cut_nothing_is_lost_or_repeated(sizes, cuts):
     assert [part.next_offset for part in parts] == [part.first_offset for part in parts[1:]] + [100]
 
 
-def test_the_rest_from_a_message_on_holds_that_message():
-    rest = chunk(records(3, 5, 9), 40).since(5)
-
-    assert (offsets(rest), rest.count, rest.next_offset) == ([5, 9], 2, 40)
-
-
 @pytest.mark.parametrize("damage", [records(0, 1)[:-1], b"\x00" * 200, records(0) + b"\x00\x00"])
 def test_bytes_that_are_no_whole_records_are_refused(damage):
     with pytest.raises(RecordInvalid):
         chunk(damage, 2)
-
-
-def test_records_of_several_messages_are_taken_apart():
-    batch = encode_batch([(b"one", 0, b""), (b"two", 0, b"")])
-    body = record(10, batch, sys_flag=INNER_BATCH | NEED_UNWRAP) + record(12)
-
-    whole = chunk(body, 13, offset=11)
-
-    assert offsets(whole) == [11, 12]
-    assert whole.count == 2
-
-
-def test_messages_that_only_share_a_hash_with_the_wanted_tag_are_left_out():
-    body = record(0, properties={"TAGS": "BB"}) + record(1, properties={"TAGS": "Aa"})
-    pulled = Pulled(PullStatus.FOUND, 0, 2, 0, 2, 0, body, False)
-
-    wanted = chunk_of(OWNED, pulled, Subscription.by_tags(TOPIC, "Aa"))
-
-    assert offsets(wanted) == [1]

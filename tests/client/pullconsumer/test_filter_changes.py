@@ -12,7 +12,6 @@ import pytest
 
 from orbitmq.broker.longpoll import HeldPulls
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
-from orbitmq.errors import NoRoute, SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (
@@ -25,6 +24,8 @@ from tests.support.polling import (
     progress,
     queue,
 )
+
+QUEUE_COUNT = 1
 
 #: Pulls are held for as long as a test takes.
 HELD = replace(PULLS, hold=60.0, timeout=90.0)
@@ -41,20 +42,6 @@ def held_pulls_are_left_alone(monkeypatch):
             wake(self, topic, queue_id, **more)
 
     monkeypatch.setattr(HeldPulls, "wake", wake_but_for_groups)
-
-
-@pytest.fixture
-async def cluster():
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=1)
-        yield cluster
-
-
-@pytest.fixture
-async def sender(cluster):
-    client = await RawClient.open(cluster.brokers[0])
-    yield client
-    await client.close()
 
 
 async def send(sender: RawClient, *tags: str) -> None:
@@ -123,16 +110,3 @@ async def test_a_new_filter_settles_nothing_that_a_subscriber_was_given(cluster,
         await reader.stop(done=False)
 
     assert progress(cluster).get(0, 0) == 0, "the two come again"
-
-
-async def test_an_assignment_that_is_refused_changes_nothing(cluster, sender):
-    async with consumer(cluster, polling=polling(pull=HELD)) as reader:
-        await reader.assign([queue()], "a")
-        with pytest.raises(SettingError, match="has no queue"):
-            await reader.assign([queue(7)], "b")
-        with pytest.raises(NoRoute):
-            await reader.assign([queue(0), queue(0, "nothing")], "b")
-
-        assert reader.assignment() == (queue(),)
-        await send(sender, "b", "a")
-        assert [m.body for m in await poll_count(reader, 1)] == [b"a"]

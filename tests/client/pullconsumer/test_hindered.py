@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -25,19 +22,14 @@ from tests.support.broker import RawClient
 from tests.support.polling import DEADLINE, GROUP, TOPIC, consumer, poll_count, queue, send
 from tests.support.rebalancing import answering
 
+QUEUE_COUNT = 1
+
 #: What is not there is looked for often.
 LOOKS = RebalanceSettings(persist=3600.0, spacing=0.02, retry=0.02, interval=0.1)
 
 
 def _makes_no_groups(settings: BrokerSettings) -> BrokerSettings:
     return replace(settings, max_auto_groups=1)
-
-
-@pytest.fixture
-async def cluster():
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=1)
-        yield cluster
 
 
 @pytest.fixture
@@ -50,20 +42,12 @@ async def full_cluster():
         yield cluster
 
 
-@contextmanager
-def _where_nobody_listens() -> Iterator[str]:
-    with socket.socket() as taken:  # bound, so that nobody else gets it, and not listened on
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
+async def test_a_poll_at_a_wrong_address_says_which_one(dead):
+    async with AsyncPullConsumer(GROUP, name_server=dead) as pulled:
+        pulled.subscribe(TOPIC)
 
-
-async def test_a_poll_at_a_wrong_address_says_which_one():
-    with _where_nobody_listens() as address:
-        async with AsyncPullConsumer(GROUP, name_server=address) as pulled:
-            pulled.subscribe(TOPIC)
-
-            with pytest.raises(NoNameServer, match=address):
-                await _polled_until_an_error(pulled)
+        with pytest.raises(NoNameServer, match=dead):
+            await _polled_until_an_error(pulled)
 
 
 async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps_meant(cluster):
@@ -76,31 +60,6 @@ async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps
     assert f"topic 'ordesr' according to {cluster.name_server}" in str(error.value)
     assert "do you mean 'orders'?" in str(error.value)
     assert "orbitmq topic create ordesr" in str(error.value)
-
-
-async def test_a_topic_that_comes_later_is_polled_by_the_same_consumer(cluster):
-    async with consumer(cluster, rebalance=LOOKS) as pulled:
-        pulled.subscribe("invoices")
-        with pytest.raises(NoRoute, match="topic 'invoices'") as error:
-            await _polled_until_an_error(pulled)
-        client = await RawClient.open(cluster.brokers[0])
-        await cluster.create_topic("invoices", queues=1)
-        await send(client, 3, topic="invoices")
-        await client.close()
-
-        found: list[bytes] = []
-        until = pulled.clock.monotonic() + DEADLINE
-        while len(found) < 3:
-            assert pulled.clock.monotonic() < until
-            try:
-                found += [message.body for message in await pulled.poll(0.2)]
-            except NoRoute:
-                continue  # not found out yet
-        # From now on there may be nothing, and that is no error.
-        assert await pulled.poll(0.05) == []
-
-    assert error.value.similar is None
-    assert found == [b"0", b"1", b"2"]
 
 
 async def test_an_outage_while_it_runs_passes_without_an_error(cluster):
@@ -169,13 +128,11 @@ async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_ha
     assert len(asked) >= 6  # twice in a round: before the heartbeat, and after it
 
 
-async def test_an_assigned_queue_whose_start_is_not_known_yet_is_read_later(cluster):
+async def test_an_assigned_queue_whose_start_is_not_known_yet_is_read_later(cluster, sender):
     def busy(_, request):
         return request.answer(ResponseCode.SYSTEM_BUSY, remark="in a moment")
 
-    client = await RawClient.open(cluster.brokers[0])
-    await send(client, 2)
-    await client.close()
+    await send(sender, 2)
     async with consumer(cluster, rebalance=LOOKS) as pulled:
         with answering(cluster.brokers[0], RequestCode.QUERY_CONSUMER_OFFSET, busy):
             await pulled.assign([queue()])
@@ -186,15 +143,6 @@ async def test_an_assigned_queue_whose_start_is_not_known_yet_is_read_later(clus
 
     assert "orders@broker-a:0 cannot be started" in trouble
     assert [message.body for message in found] == [b"0", b"1"]
-
-
-async def test_the_address_of_a_broker_is_no_name_server(cluster):
-    address = cluster.brokers[0].address
-    async with consumer(cluster, name_server=str(address), rebalance=LOOKS) as pulled:
-        pulled.subscribe(TOPIC)
-
-        with pytest.raises(NoNameServer, match="is no name server"):
-            await _polled_until_an_error(pulled)
 
 
 async def _polled_until_an_error(pulled: AsyncPullConsumer) -> None:

@@ -7,22 +7,15 @@ import sys
 import pyarrow as pa
 import pytest
 
-from orbitmq.client.pullconsumer import consumer as asyncpullconsumer
 from orbitmq.client.pullconsumer.cache import chunks_to_arrow
 from orbitmq.errors import MissingExtra
 from orbitmq.message.arrow import MESSAGE_SCHEMA
 from orbitmq.message.record import BodyCorrupt, ColumnUnknown
-from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient
 from tests.support.polling import DEADLINE, TOPIC, consumer, progress, queue, send
 from tests.support.pulling import Found, ScriptedBroker, record
 
-
-@pytest.fixture
-async def cluster():
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
-        await cluster.create_topic(TOPIC, queues=2)
-        yield cluster
+BROKER_COUNT = QUEUE_COUNT = 2
 
 
 @pytest.fixture
@@ -119,37 +112,6 @@ async def test_a_damaged_body_raises_and_comes_again_or_is_null():
 
         assert batch.column("body").to_pylist() == [b"fine", None]
         assert reader.position(queue(0)) == 2
-
-
-class Unexpected(Exception):
-    """Neither ours nor foreseen: as when memory runs out."""
-
-
-@pytest.mark.parametrize(
-    "take",
-    [lambda reader: reader.poll(DEADLINE), lambda reader: reader.poll_arrow(DEADLINE), anext],
-    ids=["messages", "columns", "one by one"],
-)
-async def test_whatever_breaks_reading_off_the_messages_come_again(
-    cluster, senders, monkeypatch, take
-):
-    await send(senders[0], 3)
-
-    def breaks(*_, **__):
-        raise Unexpected
-
-    async with consumer(cluster) as reader:
-        await reader.assign([queue(0)])
-        with monkeypatch.context() as patch:
-            patch.setattr(asyncpullconsumer, "chunks_to_arrow", breaks)
-            patch.setattr(reader, "messages_of", breaks)
-            with pytest.raises(Unexpected):
-                await take(reader)
-        assert reader.position(queue(0)) == 0
-
-        batch = await reader.poll_arrow(DEADLINE, min_messages=3)
-
-    assert batch.column("queueOffset").to_pylist() == [0, 1, 2]
 
 
 def test_without_the_libraries_the_extra_is_named(monkeypatch):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.consumer.subscriptions import SubscriptionRefused
 from orbitmq.client.errors import QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import NoRoute, NotRunning, OffsetOutOfRange, SettingError, WrongUse
-from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers import ResetOffsetRequest
 from tests.support.broker import RawClient, until
@@ -34,19 +31,7 @@ from tests.support.polling import (
     send,
 )
 
-
-@pytest.fixture
-async def cluster(new_cluster):
-    async with new_cluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=2)
-        yield cluster
-
-
-@pytest.fixture
-async def sender(cluster):
-    client = await RawClient.open(cluster.brokers[0])
-    yield client
-    await client.close()
+QUEUE_COUNT = 2
 
 
 def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
@@ -82,17 +67,6 @@ async def test_a_poll_waits_for_a_message_and_gives_up_without_an_error(cluster,
         await sender.stored(TOPIC, b"now")
 
         assert bodies(await waiting) == [b"now"]
-
-
-async def test_a_poll_returns_no_more_than_it_was_asked_for(cluster, sender):
-    await send(sender, 10)
-
-    async with consumer(cluster) as reader:
-        reader.subscribe(TOPIC)
-        sizes = [len(await reader.poll(DEADLINE, max_messages=3)) for _ in range(3)]
-
-        assert sizes == [3, 3, 3]
-        assert reader.position(queue(0)) == 9
 
 
 async def test_messages_come_one_by_one_until_the_consumer_is_stopped(cluster, sender):
@@ -510,23 +484,6 @@ async def test_a_queue_is_not_handed_over_while_its_messages_are_in_work(cluster
     assert sum(progress(cluster).values()) == 21
 
 
-async def test_with_commits_by_hand_a_queue_is_handed_over_when_they_are_made(cluster, sender):
-    await send(sender, 20, queues=2)
-
-    async with consumer(cluster, polling=BY_HAND) as first:
-        first.subscribe(TOPIC)
-        await poll_count(first, 20)
-        async with consumer(cluster, polling=BY_HAND) as second:
-            second.subscribe(TOPIC)
-            await until(lambda: len(first.assignment()) == 1, DEADLINE)
-            assert second.assignment() == ()
-
-            await first.commit()
-
-            await until(lambda: len(second.assignment()) == 1, DEADLINE)
-            assert await second.poll(0.1) == []
-
-
 async def test_an_application_that_does_not_poll_again_keeps_a_queue_for_a_bounded_time(
     cluster, sender
 ):
@@ -590,24 +547,6 @@ async def test_a_consumer_says_when_it_is_not_running(cluster):
         reader.subscribe(TOPIC)
 
 
-async def test_a_consumer_that_cannot_start_leaves_nothing_behind():
-    def unfiltered(settings):
-        return replace(settings, pull=replace(settings.pull, enable_property_filter=False))
-
-    async with AsyncEmbeddedCluster(adjust=unfiltered) as cluster:
-        await cluster.create_topic(TOPIC)
-        before = asyncio.all_tasks()
-        reader = consumer(cluster)
-        reader.subscribe(TOPIC, sql="amount > 5")
-
-        with pytest.raises(SubscriptionRefused):
-            await reader.start()
-
-        await until(lambda: asyncio.all_tasks() <= before, DEADLINE)
-        with pytest.raises(NotRunning):
-            await reader.poll()
-
-
 @pytest.mark.parametrize("topic", [TOPIC, "shop%orders"])
 async def test_queues_may_be_named_with_their_namespace_or_without(cluster, sender, topic):
     await cluster.create_topic("shop%orders", queues=1)
@@ -654,26 +593,6 @@ def test_settings_that_cannot_work_are_refused_by_name(wrong):
 
     with pytest.raises(SettingError, match=f"poll.{name}"):
         PollSettings(**wrong)  # any of its settings
-
-
-async def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_messages(
-    cluster, sender
-):
-    await send(sender, 10)
-    reader = consumer(cluster)
-    reader.plan([queue(0)])
-
-    async def work():
-        await reader.start()
-        await reader.poll(DEADLINE, max_messages=4)
-        await reader.stop()
-
-    try:
-        raise ZeroDivisionError  # noqa: TRY301  # long before, and elsewhere
-    except ZeroDivisionError:
-        await work()
-
-    assert cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 4}
 
 
 async def test_a_commit_is_said_to_the_broker_even_if_it_was_said_before(cluster, sender):

@@ -423,31 +423,3 @@ def test_a_master_whose_connection_is_lost_has_to_report_a_gap_again():
 
 
 # ---- which server is asked
-
-
-@pytest.mark.parametrize(
-    ("is_registered", "replicas", "expected"),
-    [
-        (True, 0, ["master"] * 3),
-        (True, 1, ["master", "first", "master", "first"]),
-        (True, 2, ["master", "first", "master", "second", "master"]),
-        (False, 2, ["first", "second", "first"]),
-    ],
-)
-def test_between_two_replicas_the_master_is_tried(is_registered, replicas, expected):
-    with (
-        ScriptedBroker(away) as first,
-        ScriptedBroker(away) as second,
-        ScriptedBroker(
-            away, replicas=(first.address, second.address)[:replicas], is_registered=is_registered
-        ) as master,
-    ):
-        names = {master.address: "master", first.address: "first", second.address: "second"}
-        links = RangeConnections(RangeAccess(name_servers=(master.address,), timeout=5.0))
-        leased = [links.lease(QUEUE, attempt=attempt) for attempt in range(len(expected))]
-        for each_leased in leased:
-            each_leased.connection.close()
-        links.close()
-
-    assert [names[str(each.connection.address)] for each in leased] == expected
-    assert [each.is_master for each in leased] == [name == "master" for name in expected]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -13,21 +11,14 @@ from hypothesis import strategies as st
 
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.admin.resets import ResetTo
-from orbitmq.client.consumer.progress import BrokerProgress
-from orbitmq.client.engine import Engine
-from orbitmq.client.ranges import cluster as rangecluster
-from orbitmq.client.ranges.cluster import Bounds, RangeCluster, RangeMember, search
+from orbitmq.client.ranges.cluster import Bounds, RangeCluster, search
 from orbitmq.client.ranges.connections import RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
-from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import NoRoute, OrbitError
+from orbitmq.errors import NoRoute
 from orbitmq.testing.cluster import EmbeddedCluster, MovableClock
 from tests.support.filling import fill, numbered
 
 REFUSES, HANGS = Queue("orders", "broker-a", 0), Queue("orders", "broker-b", 0)
-HANGING = 0.1
-#: Timers may come early by as much as a clock is inexact.
-AT_LEAST = 0.9 * HANGING
 
 
 @given(
@@ -154,73 +145,3 @@ def test_readers_that_join_a_group_see_each_other(cluster, access, orbit_shared_
 
 
 # ---- brokers that do not answer: each has its own time
-
-
-async def no_answer(queue: Queue) -> OrbitError:
-    """What a broker has for an answer; one takes its time, the other does not even begin to."""
-    if queue == HANGS:
-        await asyncio.sleep(HANGING)
-    return OrbitError("no")
-
-
-def test_a_broker_that_refuses_has_not_waited_for_one_that_hangs(cluster, monkeypatch):
-    async def ask(_, queue):
-        raise await no_answer(queue)
-
-    async def store(_, positions):
-        return {queue: await no_answer(queue) for queue in positions}
-
-    monkeypatch.setattr(rangecluster, "end_offset", ask)
-    monkeypatch.setattr(BrokerProgress, "store", store)
-    for outcome in (
-        lambda: cluster.ends([REFUSES, HANGS], patient=False),
-        lambda: cluster.report({REFUSES: 1, HANGS: 1}),
-    ):
-        began = time.monotonic()
-
-        found = outcome()
-
-        assert found.failures.keys() == found.waited.keys() == {REFUSES, HANGS}
-        assert found.waited[HANGS] >= AT_LEAST
-        # The first was through before the second began.
-        assert sum(found.waited.values()) <= time.monotonic() - began
-
-
-def test_what_nobody_can_say_is_not_repeated(cluster, monkeypatch):
-    told: dict[Queue, int] = {}
-
-    async def stored(_, queue):
-        if queue == HANGS:
-            raise await no_answer(queue)
-        return 3
-
-    async def store(_, positions):
-        told.update(positions)
-        return {}
-
-    monkeypatch.setattr(BrokerProgress, "stored", stored)
-    monkeypatch.setattr(BrokerProgress, "store", store)
-
-    reported = cluster.repeat({REFUSES: 7, HANGS: 7})
-
-    assert told == {REFUSES: 7}
-    assert reported.failures.keys() == {HANGS}
-    assert reported.waited[HANGS] >= AT_LEAST
-
-
-# ---- membership
-
-
-async def test_topics_are_named_in_the_order_in_which_they_are_asked_for():
-    member = RangeMember(Engine(ClientSettings(name_servers=("127.0.0.1:9",))), "readers")
-    topics = [f"t{number * 7 % 40}" for number in range(40)]
-
-    def named():
-        return [each.topic for each in member.consumer_data().subscription_data_set]
-
-    member.subscribe([*topics, topics[0]], RangeFilter())
-    assert named() == topics
-
-    # Those that stay keep their places and versions.
-    member.subscribe(["new", *topics[::-2], "newer"], RangeFilter())
-    assert named() == [*topics[1::2], "new", "newer"]

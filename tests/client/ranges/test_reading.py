@@ -32,7 +32,6 @@ from orbitmq.errors import BrokerRefused
 from orbitmq.message.stored import StoredMessage, decode_messages
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, forget_old, numbered, with_small_files
-from tests.support.forking import in_a_fork
 
 DEADLINE = 30.0
 
@@ -184,39 +183,12 @@ def test_reading_goes_on_after_the_broker_was_restarted(orbit_cluster, orbit_top
     assert [int(each.body) for each in found] == list(range(20_000))
 
 
-def test_a_broker_that_stays_away_is_named_when_patience_ends(
-    orbit_topic, orbit_cluster, orbit_broker
-):
-    fill(orbit_broker, orbit_topic, numbered(20_000))
-    links = RangeConnections(RangeAccess(name_servers=(orbit_cluster.name_server,)))
-    settings = RangeSettings(patience=0.3, window=WindowLimits(requests=4))
-    reading = read_ranges(links, [whole(orbit_topic, 0, 20_000)], group="r", settings=settings)
-
-    next(reading)
-    orbit_cluster.stop()
-
-    with pytest.raises(BrokerUnavailable, match="broker 'broker-a' is not available"):
-        messages_of(reading)
-    links.close()
-
-
 def test_progress_of_the_group_is_left_alone(links, orbit_shared_cluster, orbit_shared_topic):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
 
     messages_of(read_ranges(links, [whole(orbit_shared_topic, 0, 100)], group="watched"))
 
     assert orbit_shared_cluster.progress("watched", orbit_shared_topic) == {}
-
-
-def test_connections_are_refused_to_a_forked_process(links, orbit_shared_topic):
-    queue = Queue(orbit_shared_topic, "broker-a", 0)
-    links.release(links.lease(queue).connection)
-
-    def borrow():
-        links.lease(queue)
-        return "borrowed"
-
-    assert in_a_fork(borrow).said.startswith("raised UsedAfterFork")
 
 
 def test_secrets_are_not_shown():

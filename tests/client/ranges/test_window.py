@@ -19,7 +19,6 @@ from orbitmq.client.ranges.read import (
     ReceiveBuffer,
     Slot,
     WindowLimits,
-    before,
 )
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
@@ -146,23 +145,6 @@ def test_slots_take_the_size_of_the_answers(gives, most_pulls):
     assert pulls < most_pulls
 
 
-def test_the_first_pull_alone_tells_how_much_a_broker_gives():
-    window = RangeWindow([QueueRange(A, 0, 100_000), QueueRange(B, 0, 500)])
-    broker = Model(most_messages=32, most_bytes=10**9, sizes=[100], one_of=None)
-
-    (first,) = window.due()
-    assert window.wanted(first) == 2048
-    assert list(window.due()) == []
-    window.answered(first, *broker.answer(first, window.wanted(first)))
-
-    chunk = window.take()
-    assert chunk is not None
-    assert (chunk.start, chunk.end) == (0, 32)
-    following = list(window.due())
-    assert following[0].start == 32
-    assert {len(range(slot.start, slot.end)) for slot in following} == {32}
-
-
 def test_what_is_ahead_is_bounded_by_its_bytes():
     window = RangeWindow(
         [QueueRange(A, 0, 10_000)], limits=WindowLimits(bytes=320_000, messages=32)
@@ -177,19 +159,6 @@ def test_what_is_ahead_is_bounded_by_its_bytes():
 
     ahead = list(window.due())
     assert len(ahead) == 1
-
-
-def test_an_answer_is_cut_at_the_end_of_its_slot():
-    data = b"".join(record(offset) for offset in (3, 5, 9, 12))
-
-    assert offsets_in(bytes(before(data, 9))) == [3, 5]
-    assert before(data, 13) is data
-    assert before(data, 0) == b""
-
-
-@pytest.mark.parametrize("data", [b"", b"short", record(1)[:30] + b"\0" * 50])
-def test_what_is_no_record_is_left_for_the_decoder_to_judge(data):
-    assert before(data, 10**6) in (data, data[:40])
 
 
 def test_a_missing_stretch_is_skipped():
