@@ -13,6 +13,7 @@ import pytest
 
 from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers
 from tests.support.consuming import DEADLINE, until
+from tests.support.scarcethreads import refuse_threads, threads_of
 
 LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
 
@@ -179,3 +180,17 @@ def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told():
         with pytest.raises(KeyboardInterrupt):
             runner.run(main())
         runner.run(rest())
+
+
+async def test_missing_threads_start_by_themselves_once_there_are_threads_again(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr("orbitmq.client.consumer.workers.TRY_AGAIN", 0.001)
+    refused = refuse_threads(monkeypatch, "test-", times=3, after=2)
+
+    async with pool(ThreadWorkers, 5) as running:
+        await until(lambda: running.workers.size == 5)
+        assert len(threads_of("test-")) == 5
+
+    assert len(refused) == 3
+    assert caplog.text.count("can't start new thread") == 1, "one line for a lasting shortage"

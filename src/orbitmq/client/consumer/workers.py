@@ -49,6 +49,8 @@ SETTLE_PAUSE: Final = 0.001
 #: The part of a stop's time that is left for cancelled coroutines: a share, at most in seconds.
 _UNWINDING_SHARE: Final = 0.1
 _UNWINDING: Final = 1.0
+#: How long after a shortage of threads the missing ones are tried again.
+TRY_AGAIN: Final = 5.0
 #: How long a task may run handlers that never wait before the loop gets a turn.
 ON_END: Final = 0.005
 
@@ -94,6 +96,8 @@ class ThreadWorkers:
         self._ends: list[None] = []
         self._threads: set[threading.Thread] = set()
         self._size = 0
+        #: Starts missing threads.
+        self._retry: asyncio.TimerHandle | None = None
         self._numbers = 0
         self._all_ended: asyncio.Event = asyncio.Event()
         self._is_stopping = False
@@ -105,6 +109,9 @@ class ThreadWorkers:
 
     def resize(self, size: int) -> None:
         """Raises `RuntimeError` when not even one thread can be started."""
+        retry, self._retry = self._retry, None
+        if retry is not None:
+            retry.cancel()
         for _ in range(self._size, size):
             if self._may_end():
                 # A thread that was to end continues instead.
@@ -115,8 +122,11 @@ class ThreadWorkers:
             except RuntimeError as error:
                 if not self._size:
                     raise
-                # Fewer threads do the work until the next change of the size.
-                log.warning("%s has %d threads, not %d: %s", self._name, self._size, size, error)
+                # Fewer threads do the work until the others can be started.
+                if retry is None:
+                    text = "%s has %d threads, not %d: %s"
+                    log.warning(text, self._name, self._size, size, error)
+                self._retry = self._loop.call_later(TRY_AGAIN, self.resize, size)
                 return
             self._size += 1
         for _ in range(size, self._size):
