@@ -14,6 +14,7 @@ from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.errors import WrongUse
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import (
@@ -288,3 +289,36 @@ class TestConsumeDirectly:
         # Nothing went back to the broker.
         assert not cluster.messages(f"%RETRY%{consumer.group}")
         assert not cluster.messages("SCHEDULE_TOPIC_XXXX")
+
+    @pytest.mark.parametrize("is_async", [False, True], ids=["thread", "task"])
+    async def test_it_waits_for_a_free_worker_and_cannot_stop_the_consumer(
+        self, cluster, tool, is_async
+    ):
+        opened, refusals = threading.Event(), []
+        consumer = consumer_of(cluster, workers=1)
+
+        def handle(message):
+            try:
+                consumer.check_may_stop()
+            except WrongUse as refusal:
+                refusals.append(refusal)
+            if not is_async:
+                opened.wait(DEADLINE)
+
+        async def handle_async(message):
+            handle(message)
+            await until(opened.is_set)
+
+        consumer.on("orders")(handle_async if is_async else handle)
+        async with consumer:
+            await send(cluster, "orders", ["x"])
+            await until(lambda: len(refusals) == 1)
+            asking = asyncio.create_task(self.ask(cluster, tool, consumer))
+            await asyncio.wait([asking], timeout=0.2)
+            begun = consumer.running_info(with_stacks=True).jstack or ""
+            opened.set()
+            result = await asking
+
+        assert begun.count("in handle") == 1
+        assert len(refusals) == 2
+        assert result.consume_result == ConsumeResult.CR_SUCCESS

@@ -28,6 +28,7 @@ from typing import (
 )
 
 from orbitmq.client.consumer.dispatch import (
+    WORKERS_END,
     Bindings,
     ConcurrentConsumption,
     OrderlyConsumption,
@@ -67,7 +68,7 @@ from orbitmq.client.consumer.statistics import (
 )
 from orbitmq.client.consumer.strategies import Averagely, Strategy, name_of, strategy_named
 from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions, check_subscriptions
-from orbitmq.client.consumer.workers import DirectCall, call_directly
+from orbitmq.client.consumer.workers import DirectCall, WorkerPool
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import Life, LoopThread
 from orbitmq.client.settings import ClientSettings, resolve
@@ -651,6 +652,7 @@ class GroupMember(ABC):
     producer_group: str | None = None
     progress: ProgressStore
     rebalancer: Rebalancer
+    worker_pool: WorkerPool
 
     def __init__(
         self,
@@ -678,7 +680,7 @@ class GroupMember(ABC):
     async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
         """Call a handler once, with a message that an administrator chose."""
         binding = self.bindings.of_message(message)
-        return await call_directly(binding, message, self.engine.clock.monotonic)
+        return await self.worker_pool.call_directly(binding, message, self.engine.clock.monotonic)
 
     @abstractmethod
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
@@ -769,6 +771,7 @@ class ConsumerCore(GroupMember):
         self.progress: ProgressStore = self._kept if own is None else guarded(own)
         self._producer = LazyProducer(engine)
         self.consumption = self._consumption()
+        self.worker_pool = self.consumption.worker_pool
         self.puller = Puller(
             engine,
             group,
@@ -901,7 +904,7 @@ class ConsumerCore(GroupMember):
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
         """The state of the consumer, for tools."""
-        worker_pool = self.consumption.worker_pool
+        worker_pool = self.worker_pool
         return self._described(
             workers=worker_pool.size, stacks=worker_pool.stacks() if with_stacks else None
         )
@@ -963,6 +966,8 @@ class DelegatedMember(GroupMember):
         )
         self.locks = QueueLocks(engine, group, options.locks) if options.ordered else None
         self._hands = hands
+        #: Only for calls that administrators ask for.
+        self.worker_pool = WorkerPool(options.consume.workers, lambda _: None, group=group)
         #: Topics of which a first round is done.
         self._seen: set[str] = set()
         self.rebalancer = Rebalancer(
@@ -997,6 +1002,7 @@ class DelegatedMember(GroupMember):
         await self.rebalancer.stop()
         self._requests.stop()
         await self.engine.leave(self)
+        await self.worker_pool.stop(WORKERS_END)
         self._log_stop("member")
 
     # ---- while it runs

@@ -279,11 +279,13 @@ class BrokerRequests:
 
     async def _do_consume(self, request: Command, message: ReceivedMessage) -> Command | None:
         call = await self._consumer.consume_directly(message)
+        outcome = call.outcome
+        assert outcome is not None  # noqa: S101  # it has ended
         result = ConsumeDirectlyResult(
-            consume_result=_result(call.outcome),
+            consume_result=_result(outcome),
             order=self._consumer.is_ordered,
-            auto_commit=call.outcome.auto_commit is not False,
-            remark=call.outcome.failure.reason if call.outcome.failure else None,
+            auto_commit=outcome.auto_commit is not False,
+            remark=outcome.failure.reason if outcome.failure else None,
             spent_time_mills=round((call.ended - call.began) * 1000),
         )
         return request.answer(ResponseCode.SUCCESS, body=encode_body(result))

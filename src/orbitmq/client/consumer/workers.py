@@ -25,7 +25,6 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import Context, ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 import msgspec
@@ -458,7 +457,7 @@ class WorkerPool:
     def __init__(self, size: int, finished: Callable[[list[Any]], None], *, group: str) -> None:
         """Made on the event loop, on which `finished` is called. Starts nothing yet."""
         self._size = size
-        self._finished = finished
+        self._runs_finished = finished
         self._name = f"orbitmq-{group[:100]}"
         self._threads: ThreadWorkers | None = None
         self._tasks: TaskWorkers | None = None
@@ -471,6 +470,21 @@ class WorkerPool:
     def submit(self, job: Run) -> None:
         """Run calls."""
         self.workers_for(job.is_async).submit(job)
+
+    async def call_directly(
+        self, binding: Binding, message: ReceivedMessage, monotonic: Callable[[], float]
+    ) -> DirectCall:
+        """Call a handler once, as one of the calls at the same time; returns when it has ended."""
+        call = DirectCall(binding, message, monotonic)
+        self.workers_for(binding.is_async).submit(call)
+        await call.done.wait()
+        return call
+
+    def _finished(self, jobs: list[Any]) -> None:
+        direct = [job for job in jobs if isinstance(job, DirectCall)]
+        for call in direct:
+            call.done.set()
+        self._runs_finished([job for job in jobs if job not in direct] if direct else jobs)
 
     def workers_for(self, is_async: bool) -> ThreadWorkers | TaskWorkers:
         """The workers for one kind of handler; started with their first call."""
@@ -667,25 +681,36 @@ class Run:
         return owned.lock is None or owned.lock.is_held(now)
 
 
-@dataclass(frozen=True, slots=True)
 class DirectCall:
     """A call that an administrator asked for. Its outcome has no effect on the queue."""
 
-    outcome: Outcome
-    began: float
-    ended: float
+    def __init__(
+        self, binding: Binding, message: ReceivedMessage, monotonic: Callable[[], float]
+    ) -> None:
+        self._binding = binding
+        self._message = message
+        self._monotonic = monotonic
+        self.began = 0.0
+        self.ended = 0.0
+        self.outcome: Outcome | None = None
+        #: Set on the loop when it has ended.
+        self.done = asyncio.Event()
 
+    def run_in(self, context: Context) -> bool:
+        self.began = self._monotonic()
+        self.outcome = context.run(self._binding.call, self._message.queue, [self._message])
+        self.ended = self._monotonic()
+        return True
 
-async def call_directly(
-    binding: Binding, message: ReceivedMessage, monotonic: Callable[[], float]
-) -> DirectCall:
-    """Call a handler once, outside of the workers."""
-    began = monotonic()
-    if binding.is_async:
-        outcome = await binding.call_async(message.queue, [message])
-    else:
-        outcome = await asyncio.to_thread(binding.call, message.queue, [message])
-    return DirectCall(outcome, began, monotonic())
+    async def run_async(self) -> None:
+        self.began = self._monotonic()
+        try:
+            self.outcome = await self._binding.call_async(self._message.queue, [self._message])
+        except BaseException as error:
+            self.outcome = outcome_of_error(error, [self._message])
+            raise
+        finally:
+            self.ended = self._monotonic()
 
 
 def _is_good(outcome: Outcome) -> bool:
