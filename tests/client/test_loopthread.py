@@ -85,6 +85,51 @@ def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread):
     assert place > 10
 
 
+@pytest.mark.parametrize(
+    ("call", "ends"),
+    [
+        (lambda thread: thread.run(_double(1), timeout=DEADLINE), {2, NotRunning}),
+        (
+            lambda thread: thread.submit(_double(1)).result(DEADLINE),
+            {2, NotRunning, concurrent.futures.CancelledError},
+        ),
+    ],
+    ids=["run", "submit"],
+)
+def test_wherever_a_signal_handler_stops_it_no_caller_is_left_waiting(call, ends):
+    """Also within the call that hands a coroutine over to the loop, which is closed then."""
+    files = (loopthread.__file__, asyncio.base_events.__file__, asyncio.tasks.__file__)
+    place, has_struck = 0, True
+    outcomes: set[object] = set()
+
+    while has_struck:
+        has_struck = False
+        left = place
+        thread = LoopThread("orbitmq-handled")
+        thread.start()
+
+        def strike(frame, _, __, thread=thread):
+            nonlocal left, has_struck
+            if frame.f_code.co_filename in files:
+                left -= 1
+                if left == -1:
+                    has_struck = True
+                    thread.stop()
+
+        sys.setprofile(strike)
+        try:
+            outcomes.add(call(thread))
+        except (NotRunning, concurrent.futures.CancelledError) as error:
+            outcomes.add(type(error))
+        finally:
+            sys.setprofile(None)
+            thread.stop()
+        place += 1
+
+    assert place > 10
+    assert {2, NotRunning} <= outcomes <= ends
+
+
 def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread):
     async def leave():
         raise SystemExit(3)

@@ -162,7 +162,15 @@ class LoopThread:
         try:
             self._check_process()
             with self._life:
-                future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+                loop = self.loop
+                future: concurrent.futures.Future[T] | None = None
+                try:
+                    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+                except RuntimeError:
+                    if not loop.is_closed():
+                        raise  # as in `_begin`
+                if future is None or (loop.is_closed() and _is_unbegun(coroutine)):
+                    raise NotRunning("this client", was_stopped=True)
         except OrbitError:
             coroutine.close()
             raise
