@@ -260,6 +260,25 @@ async def test_a_peer_that_dies_among_requests_leaves_no_thread_waiting():
     await server.stop(grace=1.0)
 
 
+async def test_a_one_way_request_of_a_thread_comes_before_its_next_request():
+    bodies: list[bytes] = []
+
+    def note(connection, request):
+        bodies.append(bytes(request.body))
+        return request.answer(0)
+
+    async with serving({ECHO: note}) as server:
+        with _closing(pool_for(server)) as pool:
+
+            def work():
+                for number in range(20):
+                    assert pool.notify(encoding(ECHO, b"%d" % number, one_way=True), DEADLINE)
+                ask(pool, ECHO, b"after")
+
+            assert await in_threads(work) == [None]
+            assert bodies == [*(b"%d" % number for number in range(20)), b"after"]
+
+
 async def test_a_connection_that_the_peer_closed_in_a_pause_is_no_failure():
     clock = ManualClock()
     async with serving({ECHO: echo}) as server:

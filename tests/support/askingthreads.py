@@ -30,9 +30,9 @@ def echo(_: Connection, request: Command) -> Command:
     return request.answer(0, body=request.body)
 
 
-def encoding(code: int, body: bytes = b"") -> Encode:
+def encoding(code: int, body: bytes = b"", *, one_way: bool = False) -> Encode:
     def encode(opaque: int) -> Sequence[Bytes]:
-        return command_pieces(Command.request(code, opaque=opaque, body=body))
+        return command_pieces(Command.request(code, opaque=opaque, body=body, one_way=one_way))
 
     return encode
 

@@ -73,7 +73,7 @@ _HEADER_LENGTH: Final = 0xFFFFFF
 class BlockingPool:
     """Lends blocking connections to one peer; opens at most `most` of them.
 
-    `request` may be called by any number of threads. A thread that is interrupted
+    `request` and `notify` may be called by any number of threads. A thread that is interrupted
     anywhere loses at most its own connection: connections are counted by weak references, and
     waiting threads look again by themselves. No lock is held during I/O.
     """
@@ -136,6 +136,18 @@ class BlockingPool:
             raise ConnectionLost(self.address, self._closed_by) from None
         finally:
             self._take_back(connection)
+
+    def notify(self, encode: Encode, timeout: float) -> bool:
+        """Send a one-way request; False when no connection can be opened now."""
+        deadline = self._monotonic() + timeout
+        connection = self._lend(deadline)
+        if connection is None:
+            return False
+        try:
+            connection.notify(encode, deadline)
+        finally:
+            self._take_back(connection)
+        return True
 
     def sweep(self, idle: float) -> None:
         """Close connections that were not used for `idle` seconds; wake threads that are late."""
@@ -344,6 +356,18 @@ class BlockingConnection:
             self.close()
             raise
         return answer
+
+    def notify(self, encode: Encode, deadline: float) -> None:
+        """Send a one-way request. Raises `ConnectionLost`."""
+        frame = b"".join(encode(self.next_opaque()))
+        try:
+            self._begin(deadline)
+            self.send(frame, 0)
+        except _Late:
+            raise self._lost("it left a one-way request unread") from None
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, code: int, header: Header | None = None) -> Command:
         """Send a request with this header and wait for its answer, with no other on its way."""

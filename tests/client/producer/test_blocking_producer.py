@@ -176,6 +176,27 @@ def in_a_callback(producer: Producer, topic: str, work: Callable[[], object]) ->
     return outcome.result(DEADLINE)
 
 
+def test_a_one_way_send_does_not_wait_for_the_event_loop(cluster, producer, topic):
+    blocked, opened, ends = threading.Event(), threading.Event(), []
+
+    def block(queues, _):
+        blocked.set()
+        ends.append(opened.wait(5.0))
+        return queues[0]
+
+    connected = producer.send(topic, b"first").queue
+    held = producer.submit(topic, b"held", selector=block)
+    assert blocked.wait(DEADLINE)
+
+    producer.send_one_way(topic, b"one way", queue=connected)
+    opened.set()
+    producer.send(topic, b"after it", queue=connected)
+    held.result(DEADLINE)
+
+    assert ends == [True]
+    assert b"one way" in [message.body for message in cluster.messages(topic)]
+
+
 @pytest.mark.parametrize(
     "call",
     [

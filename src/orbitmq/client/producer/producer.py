@@ -471,8 +471,9 @@ class Producer(BlockingFace, Life):
     ) -> None:
         """Send without waiting for an answer: fast, and without knowing what becomes of it."""
         self._check()
-        sending = self._core.sending(message, body, options)
-        self._thread.run(self._core.publisher.notify(sending))
+        sending, publisher = self._core.sending(message, body, options), self._core.publisher
+        if not publisher.notify_from_thread(sending):
+            self._thread.run(publisher.notify(sending))
 
     def send_batch(
         self,

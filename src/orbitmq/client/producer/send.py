@@ -391,6 +391,27 @@ class Publisher:
         self.counts.sent += 1
         return result
 
+    def notify_from_thread(self, sending: Sending) -> bool:
+        """Send one-way on the calling thread; False when the loop has to do it."""
+        first = self._first(sending)
+        if first is None:
+            return False
+        queue, limit = first
+        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
+        if pool is None or connection is None or not connection.is_open:
+            return False
+        draft, header = sending.draft, self.frames.header(sending.draft, queue)
+
+        def encode(opaque: int) -> Sequence[Bytes]:
+            return connection.encoded(
+                Command.request(draft.code, header, opaque=opaque, body=draft.body, one_way=True)
+            )
+
+        try:
+            return pool.notify(encode, limit)
+        except RemotingError:
+            return False
+
     def _first(self, sending: Sending) -> tuple[Queue, float] | None:
         """Where a first attempt goes and how long it may take; None when that is not known yet."""
         draft = sending.draft
