@@ -158,7 +158,6 @@ class Daemon(Piped):
 
     def until_said(self, pattern: re.Pattern[str]) -> re.Match[str]:
         """What it said that matches."""
-
         self.until_true(lambda: pattern.search(self.errors), pattern.pattern)
         found = pattern.search(self.errors)
         assert found is not None
