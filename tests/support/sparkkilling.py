@@ -141,6 +141,8 @@ class Daemon(Piped):
         environment |= {
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+            # Without our own settings of its log, which leave out what is waited for.
+            "SPARK_CONF_DIR": str(folder),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "SPARK_WORKER_DIR": str(folder / "work"),
