@@ -4,7 +4,7 @@ A source that yields record batches made beforehand is the ceiling: Spark's own 
 and no decoding, for the very rows that the topic has. On a small machine the broker takes its share
 of the same cores, ours as well as Kafka's.
 
-The ceiling spares its workers the same as ours does (`orbitmq.spark.worker`). It has no
+The ceiling spares its workers the same as ours does (`orbitmq.spark.internals`). It has no
 target: how near a read comes to it says what is left to gain, and depends on how many rows share
 the planning of a job, which both need. Targets are a read's speed beside the same rows as tuples,
 which is what Spark's Python sources yield unless they know Arrow, and its rate.

@@ -15,8 +15,8 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
+from orbitmq.spark.internals import exit_quietly, freeze_modules
 from orbitmq.spark.source import full_schema
-from orbitmq.spark.worker import exit_quietly, freeze_modules
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit

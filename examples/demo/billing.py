@@ -20,7 +20,7 @@ from examples.demo.sparkstart import JAVA_GONE, without_java
 from orbitmq import ReceivedMessage, Retry
 from orbitmq.spark import judged, process, settle, with_retries
 from orbitmq.spark.health import SentBackCounts
-from orbitmq.spark.worker import query_of
+from orbitmq.spark.internals import query_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

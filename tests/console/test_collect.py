@@ -14,8 +14,8 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.console import collect
 from orbitmq.console.app import Console
-from orbitmq.console.checks import Observation, find_faults
 from orbitmq.console.collect import BrokerTables, Collector, GroupSample, Pace, Poller, TopicPart
+from orbitmq.console.faults import Observation, find_faults
 from orbitmq.console.history import WINDOW, RateMeter
 from orbitmq.console.settings import ConsoleError
 from orbitmq.remoting.settings import RequestTimedOut

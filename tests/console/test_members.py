@@ -19,8 +19,8 @@ from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.consumer.strategies import NAMED, share
 from orbitmq.client.routes import Queue
 from orbitmq.console import collect
-from orbitmq.console.checks import Check, examine, find_faults
 from orbitmq.console.collect import UNEVEN_AFTER, MemberPoller, times_of, uneven_topics
+from orbitmq.console.faults import Check, examine, find_faults
 from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.console.conftest import QUEUE
 from tests.support.client import quick_settings

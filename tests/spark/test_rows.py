@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.stored import BatchElement
-from orbitmq.spark import worker
+from orbitmq.spark import internals
 from orbitmq.spark.options import write_options
 from orbitmq.spark.write import (
     Origin,
@@ -277,7 +277,7 @@ MIB = 1024 * 1024
 def kept():
     """Tests in one process share what a worker keeps; producers end with their clusters here."""
     yield
-    worker.writers.clear()
+    internals.writers.clear()
 
 
 def write(

@@ -43,7 +43,7 @@ def test_finding_the_source_loads_next_to_nothing():
         "orbitmq.errors",
         "orbitmq.spark",
         "orbitmq.spark.source",
-        "orbitmq.spark.worker",
+        "orbitmq.spark.internals",
         "pyspark_orbitmq",
     }
 

@@ -22,13 +22,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.util import handle_worker_exception
 
-from orbitmq.spark.options import DataLost, SourceError, cause_of, stream_options, write_options
-from orbitmq.spark.pipelines.run import session_settings
-from orbitmq.spark.readers import PlainStreamReader, StreamReader, stream_reader
-from orbitmq.spark.session import settings_for
-from orbitmq.spark.source import full_schema
-from orbitmq.spark.stream import StreamDriver
-from orbitmq.spark.worker import (
+from orbitmq.spark.internals import (
     PYSPARK_DAEMON,
     QUIET_DAEMON,
     STREAM_RUNNER,
@@ -39,6 +33,12 @@ from orbitmq.spark.worker import (
     freeze_modules,
     pyspark_features,
 )
+from orbitmq.spark.options import DataLost, SourceError, cause_of, stream_options, write_options
+from orbitmq.spark.pipelines.run import session_settings
+from orbitmq.spark.readers import PlainStreamReader, StreamReader, stream_reader
+from orbitmq.spark.session import settings_for
+from orbitmq.spark.source import full_schema
+from orbitmq.spark.stream import StreamDriver
 from orbitmq.spark.write import RocketMQRowStreamWriter, stream_writer
 from tests.support.filling import fill, numbered
 from tests.support.sparking import DEADLINE, run_module, stream

@@ -15,8 +15,8 @@ from typing import NamedTuple, Self
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
+from orbitmq.spark.internals import PYSPARK_DAEMON, QUIET_DAEMON
 from orbitmq.spark.session import prepare
-from orbitmq.spark.worker import PYSPARK_DAEMON, QUIET_DAEMON
 from tests.support.command import ROOT, Piped, importing
 from tests.support.sparking import until
 

@@ -31,10 +31,10 @@ from orbitmq.broker.handlers.membership import FAMILIES, handlers_of
 from orbitmq.broker.health import Endpoint, http_pages
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.longpoll import HeldPulls
+from orbitmq.broker.parked import Destinations
 from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.registration import Registration
 from orbitmq.broker.replication.slave import start_replication
-from orbitmq.broker.scheduled import Destinations
 from orbitmq.broker.scheduler import Alarm, Pacing, Scheduler
 from orbitmq.broker.settings import HA_DISTANCE, WILDCARDS
 from orbitmq.broker.timers import Timers

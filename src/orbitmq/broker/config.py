@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orbitmq.atomicfile import replace_file
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
+from orbitmq.broker.parked import adopt
 from orbitmq.broker.progress import ProgressFile, ProgressPlaces, encode_progress
-from orbitmq.broker.scheduled import adopt
 from orbitmq.clock import Clock
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreError

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, AnyStr
 from orbitmq import names
 from orbitmq.broker.config import ConfigFile, SavedTable
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.scheduled import (
+from orbitmq.broker.parked import (
     ADDRESS,
     DeliveryRetries,
     Reading,

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 from orbitmq import names
 from orbitmq.broker.counters import CREATING, Histogram, Rates
 from orbitmq.broker.groups import DIFFERENT_SUBSCRIPTIONS, Client, findings_table
+from orbitmq.broker.parked import Reading, real_place
 from orbitmq.broker.progress import consumed_topics, lag_of
-from orbitmq.broker.scheduled import Reading, real_place
 from orbitmq.broker.scheduler import Steps
 from orbitmq.broker.topics import MESSAGE_TYPE
 from orbitmq.broker.transactions import QUEUE

@@ -28,7 +28,7 @@ from orbitmq.broker.config import ConfigFile, SavedTable
 from orbitmq.broker.delays import asked_level
 from orbitmq.broker.errors import PutResult, Refused
 from orbitmq.broker.groups import peer_of
-from orbitmq.broker.scheduled import (
+from orbitmq.broker.parked import (
     DeliveryRetries,
     Reading,
     Release,

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from orbitmq import names
 from orbitmq.broker.errors import BrokerError, PutResult, Refused, failed, refusal_code
 from orbitmq.broker.groups import Channel
-from orbitmq.broker.progress import CommitSource
-from orbitmq.broker.scheduled import (
+from orbitmq.broker.parked import (
     Reading,
     Release,
     TransactionCounts,
@@ -33,6 +32,7 @@ from orbitmq.broker.scheduled import (
     park,
     real_place,
 )
+from orbitmq.broker.progress import CommitSource
 from orbitmq.broker.scheduler import no_wake
 from orbitmq.broker.topics import READ_WRITE
 from orbitmq.broker.writes import Draft, Stage

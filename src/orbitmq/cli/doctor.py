@@ -29,7 +29,8 @@ from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.client.errors import NoNameServer
 from orbitmq.client.settings import NAME_SERVER_VARIABLES, split_name_servers
 from orbitmq.console import words
-from orbitmq.console.checks import (
+from orbitmq.console.collect import UNEVEN_AFTER, Snapshot
+from orbitmq.console.faults import (
     GROUP_CHECKS,
     PATIENCE,
     Check,
@@ -41,7 +42,6 @@ from orbitmq.console.checks import (
     server_faults,
     sorted_faults,
 )
-from orbitmq.console.collect import UNEVEN_AFTER, Snapshot
 from orbitmq.console.history import WINDOW
 from orbitmq.console.pipelines import PipelineReport
 from orbitmq.console.words import Action, several

@@ -16,8 +16,8 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.clock import Clock
 from orbitmq.console import words
-from orbitmq.console.checks import CLOCKS_EVERY, ClockWatch, Fault, Observation, find_faults
 from orbitmq.console.collect import BrokerTables, Collector, MemberPoller, Snapshot, readers
+from orbitmq.console.faults import CLOCKS_EVERY, ClockWatch, Fault, Observation, find_faults
 from orbitmq.console.history import Audit, FineHistory, HistoryFile
 from orbitmq.console.http import Events, Logins, cookie_name
 from orbitmq.console.pipelines import Pipelines

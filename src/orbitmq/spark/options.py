@@ -33,7 +33,7 @@ from orbitmq.filter import SQL92, UnknownFilterType, compile_filter
 from orbitmq.filter.tags import parse_tags
 from orbitmq.names import TOOLS_GROUP, check_group, check_topic
 from orbitmq.parsing import NotAllowed, duration_of, instant_of, whole_of
-from orbitmq.spark.worker import WorkerFailed
+from orbitmq.spark.internals import WorkerFailed
 
 log = logging.getLogger(__name__)
 

@@ -51,15 +51,15 @@ from orbitmq.message.stored import (
     without_inner_batches,
 )
 from orbitmq.names import TOOLS_GROUP
-from orbitmq.spark.options import DataLost, UnnamedReadRefused
-from orbitmq.spark.source import arrow_schema
-from orbitmq.spark.worker import (
+from orbitmq.spark.internals import (
     cause_first,
     connections_to,
     exit_quietly,
     freeze_modules,
     receive_buffer,
 )
+from orbitmq.spark.options import DataLost, UnnamedReadRefused
+from orbitmq.spark.source import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

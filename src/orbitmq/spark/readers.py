@@ -20,6 +20,13 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
+from orbitmq.spark.internals import (
+    cause_first,
+    exit_quietly,
+    freeze_modules,
+    has_java_hung_up,
+    pyspark_features,
+)
 from orbitmq.spark.options import BatchOptions, OptionRefused, StreamOptions, queue_name
 from orbitmq.spark.plan import (
     available,
@@ -30,13 +37,6 @@ from orbitmq.spark.plan import (
 )
 from orbitmq.spark.source import check_schema
 from orbitmq.spark.stream import StreamDriver
-from orbitmq.spark.worker import (
-    cause_first,
-    exit_quietly,
-    freeze_modules,
-    has_java_hung_up,
-    pyspark_features,
-)
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.errors import OrbitError
+from orbitmq.spark.internals import QUIET_DAEMON, may_start_java, pyspark_features, start_gateway
 from orbitmq.spark.options import NoSpark
-from orbitmq.spark.worker import QUIET_DAEMON, may_start_java, pyspark_features, start_gateway
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

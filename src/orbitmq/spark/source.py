@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from orbitmq.spark.worker import cause_first, exit_quietly, freeze_modules
+from orbitmq.spark.internals import cause_first, exit_quietly, freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,8 +71,8 @@ class RocketMQSource(DataSource):
 
     @cause_first()
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
+        from orbitmq.spark.internals import connections_to  # noqa: PLC0415
         from orbitmq.spark.options import write_options  # noqa: PLC0415
-        from orbitmq.spark.worker import connections_to  # noqa: PLC0415
         from orbitmq.spark.write import RocketMQWriter, check_topic  # noqa: PLC0415
 
         with _tables_explained(self.options):

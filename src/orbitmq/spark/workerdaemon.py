@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pyspark import daemon
 
-from orbitmq.spark.worker import QuietWorker, pyspark_features
+from orbitmq.spark.internals import QuietWorker, pyspark_features
 
 
 def main() -> None:

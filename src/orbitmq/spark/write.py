@@ -53,9 +53,7 @@ from orbitmq.message.properties import (
 )
 from orbitmq.message.record import MessageError
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement
-from orbitmq.spark.options import SchemaRefused, SourceError, TopicMissing, WriteOptions
-from orbitmq.spark.source import COLUMNS
-from orbitmq.spark.worker import (
+from orbitmq.spark.internals import (
     batch_of_task,
     cause_first,
     connections_to,
@@ -63,6 +61,8 @@ from orbitmq.spark.worker import (
     pyspark_features,
     range_writer,
 )
+from orbitmq.spark.options import SchemaRefused, SourceError, TopicMissing, WriteOptions
+from orbitmq.spark.source import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa

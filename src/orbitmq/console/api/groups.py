@@ -16,8 +16,8 @@ from orbitmq.client.admin.resets import ResetFailed, ResetPlan, ResetReport, Res
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
 from orbitmq.console.api.topics import queue_named
-from orbitmq.console.checks import GROUP_CHECKS, Check, finding_fault, for_cluster, pipeline_faults
 from orbitmq.console.collect import GroupSample, Pace, times_of
+from orbitmq.console.faults import GROUP_CHECKS, Check, finding_fault, for_cluster, pipeline_faults
 from orbitmq.console.http import Row, answer, pick, read_body, read_bytes, text_param, window
 from orbitmq.console.pipelines import Pipeline, PipelineReport
 from orbitmq.console.settings import BadInput, NotThere

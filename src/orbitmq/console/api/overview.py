@@ -13,8 +13,8 @@ from orbitmq import __version__
 from orbitmq.client.admin.cluster import BrokerStatus, NameServerStatus
 from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.console.api.groups import group_row, shown_pipeline
-from orbitmq.console.checks import gathered
 from orbitmq.console.collect import GroupSample
+from orbitmq.console.faults import gathered
 from orbitmq.console.history import FINE, STEP, WINDOW, thinned
 from orbitmq.console.http import Session, answer, cookie_name, int_param, pick, read_body, stream
 from orbitmq.console.pipelines import Pipeline

@@ -28,8 +28,8 @@ from orbitmq.spark.consuming.progress import (
 )
 from orbitmq.spark.consuming.queues import AdaptiveBatchSize, assign_to_tasks, growing_pause
 from orbitmq.spark.health import FailureRate
+from orbitmq.spark.internals import cause_first
 from orbitmq.spark.options import cause_of
-from orbitmq.spark.worker import cause_first
 
 if TYPE_CHECKING:
     import pyarrow as pa

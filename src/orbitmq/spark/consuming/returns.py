@@ -43,7 +43,7 @@ from orbitmq.spark.consuming.verdicts import (
     check_kept,
     messages_of,
 )
-from orbitmq.spark.worker import cause_first, connections_to
+from orbitmq.spark.internals import cause_first, connections_to
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,7 +29,7 @@ from orbitmq.errors import SettingError
 from orbitmq.message.properties import KEYS, TAGS, UNIQ_KEY
 from orbitmq.message.stored import StoredMessage
 from orbitmq.spark.consuming.progress import RowsRefused
-from orbitmq.spark.worker import analyzed_plan, release_checkpoint
+from orbitmq.spark.internals import analyzed_plan, release_checkpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa

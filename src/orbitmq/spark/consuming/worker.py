@@ -52,7 +52,7 @@ from orbitmq.spark.consuming.pipeline import Definition
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
 from orbitmq.spark.consuming.returns import CountingSendBack, SendBackClient, SendBackResult
-from orbitmq.spark.worker import WorkerCache, connections_to, started
+from orbitmq.spark.internals import WorkerCache, connections_to, started
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.dispatch import OrderedQueue

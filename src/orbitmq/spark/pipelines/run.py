@@ -24,10 +24,10 @@ from orbitmq.errors import SettingError
 from orbitmq.parsing import Duration, duration
 from orbitmq.spark.consuming.pipeline import resolve_access, source_options
 from orbitmq.spark.health import SentBackCounts, StreamHealth, lag_of
+from orbitmq.spark.internals import query_of
 from orbitmq.spark.options import cause_of
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.session import LOCAL_ONLY, prepare, settings_for, start_java
-from orbitmq.spark.worker import query_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,8 +15,7 @@ from orbitmq.client.admin.requests import BrokerNode
 from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.console import checks
-from orbitmq.console.checks import Check, Observation, Severity, examine, find_faults, gathered
+from orbitmq.console import faults
 from orbitmq.console.collect import (
     STALLED_AFTER,
     GroupSample,
@@ -26,6 +25,7 @@ from orbitmq.console.collect import (
     TopicSample,
     Uneven,
 )
+from orbitmq.console.faults import Check, Observation, Severity, examine, find_faults, gathered
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
 from orbitmq.console.resends import Resent
 from orbitmq.remoting.settings import Address
@@ -354,7 +354,7 @@ def stalled(found):
 async def test_a_group_whose_handlers_hang_is_found_although_it_has_finished_nothing(
     watch, monkeypatch
 ):
-    monkeypatch.setattr(checks, "PATIENCE", 0.5)
+    monkeypatch.setattr(faults, "PATIENCE", 0.5)
     async with hanging(watch):
         found = await examined(watch, seconds=0.6)
 
