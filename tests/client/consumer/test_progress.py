@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer import handover
+from orbitmq.client.consumer import progress as progress_module
 from orbitmq.client.consumer.progress import (
     BrokerProgress,
     MemoryProgress,
@@ -32,7 +33,7 @@ from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.settings import Address, RemotingError
+from orbitmq.remoting.settings import Address, ConnectFailed, RemotingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import MessageQueue
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -214,6 +215,9 @@ async def test_no_progress_is_not_taken_for_progress_that_cannot_be_read(cluster
     assert progress.read(FIRST) is None
 
 
+CLOSED = Address("127.0.0.1", 1)
+
+
 class Slave:
     """The slave of a broker whose master is away."""
 
@@ -242,7 +246,7 @@ async def without_master(
 ) -> AsyncIterator[tuple[BrokerProgress, ScriptedNameServer, Engine]]:
     """Progress of a group at a broker of which only a slave can be reached."""
     async with slave.broker.serving(), ScriptedNameServer().serving() as name_server:
-        addresses = {0: Address("127.0.0.1", 1), 1: slave.broker.address}
+        addresses = {0: CLOSED, 1: slave.broker.address}
         name_server.routes[TOPIC] = topic_route({"broker-a": addresses})
         async with running_engine(name_server.address) as engine:
             await engine.routes.get(TOPIC)
@@ -272,7 +276,13 @@ async def test_a_commit_that_only_a_slave_has_is_repeated_until_a_master_has_it(
         await engine.routes.get(TOPIC, refresh=True)
         await progress.persist([FIRST])
 
-    assert master.position == 5
+        name_server.routes[TOPIC] = topic_route({"broker-a": {**addresses, 0: CLOSED}})
+        await engine.routes.get(TOPIC, refresh=True)
+        progress.update(FIRST, 6)
+        with pytest.raises(BrokerUnavailable, match="repeated"):
+            await progress.persist([FIRST])
+
+    assert (master.position, slave.position) == (5, 6)
 
 
 class ApacheOffsets:
@@ -479,11 +489,22 @@ async def test_a_stop_ends_although_commits_hang(cluster, client, monkeypatch, i
 
 
 @pytest.mark.parametrize(
-    ("stored", "held", "then"), [(10, 3, 10), (10, 12, 12), (6, 3, 3)], ids=["less", "more", "lost"]
+    ("stored", "held", "then", "case"),
+    [
+        (10, 3, 10, "less"),
+        (10, 12, 12, "more"),
+        (6, 3, 3, "lost"),
+        (6, 3, 3, "lost before a stop"),
+        (6, 3, 3, "lost and read"),
+        (6, 3, 3, "not seen"),
+    ],
 )
 async def test_after_a_reconnection_an_offset_is_committed_again_unless_messages_were_lost(
-    cluster, engine, client, stored, held, then
+    cluster, engine, client, monkeypatch, stored, held, then, case
 ):
+    async def away(*_: object) -> int:
+        raise ConnectFailed(cluster.brokers[0].address, "it comes back a moment later")
+
     await group_exists(cluster)
     for _ in range(stored):
         await client.stored(TOPIC)
@@ -500,7 +521,15 @@ async def test_after_a_reconnection_an_offset_is_committed_again_unless_messages
     # As a broker that was killed comes back, or a slave that was made the master.
     connection.close()
     await until(lambda: not connection.is_open, DEADLINE)
-    with suppress(BrokerUnavailable):
+    if case == "lost before a stop":
+        progress.doubt(FIRST)
+    if case == "lost and read":
+        for _ in range(2):
+            await progress.fetch(FIRST)
+            progress.update(FIRST, 10)
+    if case == "not seen":
+        monkeypatch.setattr(progress_module, "end_offset", away)
+    with suppress(BrokerUnavailable, ConnectFailed):
         await progress.persist(QUEUES)
 
     assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == then

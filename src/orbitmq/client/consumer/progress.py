@@ -294,13 +294,22 @@ class BrokerProgress(TrackedProgress):
         self._known_on: dict[Queue, Connection] = {}
 
     async def stored(self, queue: Queue) -> int | None:
-        _, offset = await self._query(queue, set_zero=self._set_zero)
+        connection, offset = await self._query(queue, set_zero=self._set_zero)
+        # A connection that replaces another one counts only after the end of the queue was seen.
+        is_held = offset is not None and self._stored.get(queue, offset) == offset
+        if connection is not None and is_held and queue not in self._known_on:
+            self._known_on[queue] = connection
         return offset
+
+    def doubt(self, queue: Queue) -> None:
+        """Ask the broker with the next commit whether it still has the offset."""
+        if not self._is_doubtful(queue):
+            self._known_on.pop(queue, None)
 
     async def _query(
         self, queue: Queue, *, set_zero: bool | None = None
-    ) -> tuple[bool, int | None]:
-        """The committed offset, and whether the master answered."""
+    ) -> tuple[Connection | None, int | None]:
+        """The connection to the master, None for a slave, and the committed offset."""
         connection, answer = await self._ask(
             queue,
             RequestCode.QUERY_CONSUMER_OFFSET,
@@ -315,11 +324,10 @@ class BrokerProgress(TrackedProgress):
         )
         is_found = answer.code != ResponseCode.QUERY_NOT_FOUND
         offset = answer.header(OffsetResponse).offset if is_found else 0
-        is_master = connection is not None
-        if not is_master and offset == 0:
+        if connection is None and offset == 0:
             raise MasterAway(queue, "a slave of it has no progress, which proves nothing")
         if not is_found:
-            return is_master, None
+            return connection, None
         if offset < 0:
             raise ProgressUnknown(
                 f"the broker of {queue} says that group {self._group!r} is at {offset}, "
@@ -327,9 +335,7 @@ class BrokerProgress(TrackedProgress):
             )
         if offset > 0:
             self._is_there(queue)
-        if connection is not None and self._stored.get(queue, offset) == offset:
-            self._known_on[queue] = connection
-        return is_master, offset
+        return connection, offset
 
     async def store(self, changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
         by_topic: dict[tuple[str, str], dict[Queue, int]] = {}
@@ -386,13 +392,16 @@ class BrokerProgress(TrackedProgress):
             self._reported_once.add(queue)
 
     async def _report(self, queue: Queue, offset: int) -> OrbitError | None:
+        unseen: OrbitError | None = None
         try:
             if queue in self._known_on and self._is_doubtful(queue):
-                await self._check_end(queue, offset)
+                unseen = await self._check_end(queue, offset)
             if self._stored.get(queue) == offset:
                 # Committed before, once only or on another connection.
-                is_master, held = await self._query(queue, set_zero=False)
-                if is_master and held is not None and held >= offset:
+                connection, held = await self._query(queue, set_zero=False)
+                if connection is not None and held is not None and held >= offset:
+                    if held == offset and unseen is None:
+                        self._known_on[queue] = connection
                     self._is_there(queue)
                     return None
             connection, _ = await self._ask(
@@ -406,6 +415,7 @@ class BrokerProgress(TrackedProgress):
                     broker_name=queue.broker,
                 ),
                 _DONE,
+                away=unseen,
             )
         except OrbitError as error:
             return error
@@ -415,23 +425,39 @@ class BrokerProgress(TrackedProgress):
             return None
         return MasterAway(queue, "only a slave has the commit; it is repeated")
 
-    async def _check_end(self, queue: Queue, offset: int) -> None:
-        """Raise `BrokerUnavailable` if a broker that was away has lost what was consumed."""
+    async def _check_end(self, queue: Queue, offset: int) -> OrbitError | None:
+        """Raise `BrokerUnavailable` if a broker that was away has lost what was consumed.
+
+        Returns the error if the master is still away; it must not get the offset unseen.
+        """
         end = offset
-        with suppress(BrokerRefused, BrokerUnavailable, ConnectFailed):
-            end = await end_offset(self._engine, queue)
+        try:
+            with suppress(BrokerRefused):
+                end = await end_offset(self._engine, queue)
+        except (BrokerUnavailable, ConnectFailed) as error:
+            return error
         if end < offset:
             raise BrokerUnavailable(queue.broker, f"{queue} ends at {end}, before {offset}")
+        return None
 
     async def _ask(
-        self, queue: Queue, code: RequestCode, header: Header, accept: frozenset[int]
+        self,
+        queue: Queue,
+        code: RequestCode,
+        header: Header,
+        accept: frozenset[int],
+        *,
+        away: OrbitError | None = None,
     ) -> tuple[Connection | None, Command]:
         """Ask the master; a slave only if the master cannot be reached.
 
-        Returns the connection to the master, or None for a slave.
+        Returns the connection to the master, or None for a slave. With the error `away` of the
+        master only slaves are asked.
         """
-        refused: ConnectFailed | None = None
+        refused = away
         for number, address in sorted(self._engine.routes.brokers.get(queue.broker, {}).items()):
+            if away is not None and number == MASTER:
+                continue
             try:
                 # The connection on which the request is sent.
                 used = await self._engine.connection(address, self._timeout)
