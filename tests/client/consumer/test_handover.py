@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from orbitmq.client.consumer.members import MOST_UNANSWERED
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -236,6 +237,19 @@ async def test_a_member_that_never_lets_go_is_not_waited_for_indefinitely(
         await owns(consumer, SECOND_HALF)
 
         assert consumer.rebalancer.counts.overdue == QUEUE_COUNT // 2
+
+
+async def test_a_java_member_that_never_answers_is_asked_a_few_times_only(cluster, other, caplog):
+    other.holds = None
+    await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
+    settings = RebalanceSettings(interval=60.0, handover=1.0, answer=0.1, silence=0.0)
+
+    async with Group(cluster.name_server, settings=settings) as group:
+        consumer = await group.join()
+        await owns(consumer, SECOND_HALF)
+
+    assert other.harmless_questions == MOST_UNANSWERED
+    assert caplog.text.count("is not asked any more") == 1
 
 
 async def test_a_queue_that_a_java_member_had_and_does_not_name_is_begun_a_moment_later(

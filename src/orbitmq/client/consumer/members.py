@@ -60,6 +60,9 @@ LEAVING: Final = "orbitmq.leaving"
 #: Seconds between two log lines for an inconsistency that lasts.
 TELL_AGAIN: Final = 600.0
 
+#: After as many requests without an answer a Java member is not asked any more.
+MOST_UNANSWERED: Final = 3
+
 
 class _Finding(msgspec.Struct, rename="camel"):
     text: str
@@ -111,10 +114,12 @@ class GroupMembers:
         self._group = group
         self._answer_within = answer_within
         self._silence = silence
-        #: The last list of each broker.
-        self._lists: dict[Address, frozenset[str]] = {}
+        #: The last list of each broker; it may have an id twice.
+        self._lists: dict[Address, tuple[str, ...]] = {}
         #: Until when silent brokers are asked last.
         self._silent_until: dict[Address, float] = {}
+        #: Unanswered requests to Java members, in a row.
+        self._unanswered: dict[str, int] = {}
         #: Whether the account may ask members, as far as known.
         self.may_ask = True
         self._findings = LogAtIntervals(interval=TELL_AGAIN)
@@ -204,9 +209,10 @@ class GroupMembers:
             raise
         self._silent_until.pop(broker, None)
         self._log_findings(answer.ext_fields.get(FINDINGS))
-        listed = frozenset(decode_body(ConsumerList, answer.body).consumer_id_list)
-        self._lists[broker] = listed
-        return listed
+        listed = self._lists[broker] = decode_body(ConsumerList, answer.body).consumer_id_list
+        for member in self._unanswered.keys() - set().union(*self._lists.values()):
+            del self._unanswered[member]
+        return frozenset(listed)
 
     def _is_late(self, broker: Address) -> None:
         self._silent_until[broker] = self._engine.clock.monotonic() + self._silence
@@ -269,22 +275,46 @@ class GroupMembers:
         }
 
     def _lists_of(self, broker: Address, members: Collection[str]) -> int:
-        return len(self._lists.get(broker, frozenset()).intersection(members))
+        return len(set(members).intersection(self._lists.get(broker, ())))
 
     async def begun(self, client_id: str, topic: str) -> frozenset[Queue]:
-        """The queues in which a Java member has a position. Raises when it does not answer."""
-        answer = await self._ask_member(
-            topic,
-            client_id,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
-            GetConsumerStatusRequest(topic=topic, group=self._group, client_addr=client_id),
-        )
+        """The queues in which a Java member has a position. Raises when it does not answer.
+
+        Some clients that call themselves Java's never answer; they are asked a few times.
+        """
+        # Requests for several topics at the same time are counted once.
+        times = self._unanswered.get(client_id, 0) + 1
+        if times > MOST_UNANSWERED:
+            raise MemberSilent(client_id)
+        try:
+            answer = await self._ask_member(
+                topic,
+                client_id,
+                RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+                GetConsumerStatusRequest(topic=topic, group=self._group, client_addr=client_id),
+            )
+        except RequestTimedOut:
+            self._note_unanswered(client_id, times)
+            raise
         tables = decode_body(ConsumerStatus, answer.body).consumer_table or {}
         if client_id not in tables:
+            self._note_unanswered(client_id, times)
             raise MemberSilent(client_id)
+        self._unanswered.pop(client_id, None)
         return frozenset(
             Queue(each.topic, each.broker_name, each.queue_id) for each in tables[client_id]
         )
+
+    def _note_unanswered(self, client_id: str, times: int) -> None:
+        if times == MOST_UNANSWERED and self._unanswered.get(client_id) != times:
+            log.warning(
+                "member %s of group %s does not report which queues it consumes, and is not asked "
+                "any more: a queue that it had is begun here after the time of a hand-over",
+                client_id,
+                self._group,
+                extra={"group": self._group, "client": client_id},
+            )
+        self._unanswered[client_id] = times
 
     async def holdings(self, client_id: str, topic: str, *, after: int | None = None) -> Holdings:
         """The queues of all topics that a member holds or claims. Raises when it does not answer.
