@@ -65,6 +65,13 @@ async def send(cluster: AsyncEmbeddedCluster, rounds: int) -> None:
     await client.close()
 
 
+async def report(cluster: AsyncEmbeddedCluster, offset: int) -> None:
+    """Commit an offset of the queue with the number 3, as another member does."""
+    client = await RawClient.open(cluster.brokers[0])
+    await client.report(TOPIC, offset, queue_id=3)
+    await client.close()
+
+
 @asynccontextmanager
 async def under_load(cluster: AsyncEmbeddedCluster) -> AsyncIterator[list[int]]:
     """Sends to every queue for the time of the block; yields a list that grows with each round."""
@@ -310,6 +317,41 @@ async def test_an_offset_that_is_refused_at_first_is_committed_before_the_queue_
     await settled(group)
     assert starts_of(group, second) == {1}
     assert group.ledger.duplicates == {}
+
+
+async def test_a_slow_release_does_not_take_back_what_the_next_owner_has_committed(
+    cluster, group, monkeypatch
+):
+    monkeypatch.setattr(handover, "_LONG", 0.0)
+    await send(cluster, 1)
+    gate = asyncio.Event()
+
+    async def waits(_, __):
+        await gate.wait()
+
+    consumer = await group.join(handler=waits, pulls_report=False)
+    await until(lambda: sum(group.ledger.running.values()) == COUNT, DEADLINE)
+    stopping = asyncio.create_task(consumer.stop())
+    await until(lambda: all(each.is_draining for each in consumer.rebalancer.owned.values()))
+    await report(cluster, 7)
+    gate.set()
+    await stopping
+
+    progress = cluster.progress(GROUP, TOPIC)
+    assert (progress["broker-a", 3], progress["broker-a", 4]) == (7, 1)
+
+
+async def test_a_stop_commits_again_what_a_former_owner_has_moved_back(cluster, group):
+    await send(cluster, 1)
+    consumer = await group.join(pulls_report=False)
+    await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
+    for _ in range(3):
+        await consumer.progress.persist(QUEUES)
+    await report(cluster, 0)
+
+    await consumer.stop()
+
+    assert cluster.progress(GROUP, TOPIC)["broker-a", 3] == 1
 
 
 async def test_members_are_read_once_more_after_claiming(cluster, group, other):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, Holdings, queues_text
+from orbitmq.client.consumer.progress import BrokerProgress
 from orbitmq.client.consumer.strategies import AllocationError, Strategy, share
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.errors import BrokerUnavailable
@@ -56,6 +57,8 @@ _UNLISTED = 0.3
 #: The interval of ownership queries: at first, and later.
 _QUERY = 0.02
 _SLOWEST_QUERY = 0.2
+#: After a release that took longer, another member may have taken the queue without waiting.
+_LONG = 1.0
 #: Pause between attempts to commit.
 _AGAIN = 0.1
 #: The longest time of a stop beside its handlers: two commits and what belongs to them.
@@ -694,8 +697,9 @@ class QueueRelease:
     The exception is orderly consumption, in which the lock stays while a handler runs.
 
     The offset is committed twice: immediately, for members that do not wait (Apache's), and when
-    the last handler has ended. What cannot be committed is dropped: its messages are delivered
-    again.
+    the last handler has ended. Before a late second commit the broker is asked, so that the commit
+    of another owner is not overwritten. What cannot be committed is dropped: its messages are
+    delivered again.
     """
 
     def __init__(
@@ -758,6 +762,7 @@ class QueueRelease:
 
     async def _release(self, owned: OwnedQueue, why: str, *, commits: bool) -> None:
         queue = owned.queue
+        began = self._engine.clock.monotonic()
         is_idle: bool | None = None
         error: OrbitError | None = None
         try:
@@ -767,6 +772,9 @@ class QueueRelease:
             else:
                 early = None
                 if commits:
+                    if self._is_stopping and isinstance(self._parts.progress, BrokerProgress):
+                        # No later commit corrects what a former owner has set back.
+                        self._parts.progress.doubt(queue)
                     early = asyncio.create_task(self._commit(owned), name=f"commit {queue}")
                 try:
                     is_idle = await self._drain(owned)
@@ -776,7 +784,7 @@ class QueueRelease:
             if not is_idle:
                 self._ownership.counts.abandoned += self._consumption.in_hand(owned)
             if commits:
-                await self._commit_last(owned, error)
+                await self._commit_last(owned, error, began)
         finally:
             # Whatever failed: a queue that is not pulled must not look owned, or stay locked.
             owned.drop()
@@ -837,18 +845,21 @@ class QueueRelease:
 
     # ---- commits
 
-    async def _commit_last(self, owned: OwnedQueue, error: OrbitError | None) -> None:
+    async def _commit_last(self, owned: OwnedQueue, error: OrbitError | None, began: float) -> None:
         """Commit the final offset, as long as the next owner waits; `error` is the last one.
 
         After an outage of the broker nothing is committed: it may have lost messages and given
         their offsets to others, which a commit would skip.
         """
-        until = self._engine.clock.monotonic() + self._parts.settings.handover
+        monotonic = self._engine.clock.monotonic
+        until = monotonic() + self._parts.settings.handover
         while not (owned.is_reset or _is_outage(error)):
-            error = await self._commit(owned)
+            has_lapsed = owned.lock is not None and not owned.lock.is_held(monotonic())
+            is_late = has_lapsed or monotonic() - began > _LONG
+            error = await self._commit(owned, is_late=is_late)
             if error is None:
                 return
-            if self._is_stopping or self._engine.clock.monotonic() >= until:
+            if self._is_stopping or monotonic() >= until:
                 break
             await asyncio.sleep(_AGAIN)
         if error is not None and not owned.is_reset:
@@ -861,10 +872,18 @@ class QueueRelease:
                 extra={"group": self._group, "queue": str(owned.queue)},
             )
 
-    async def _commit(self, owned: OwnedQueue) -> OrbitError | None:
-        """Commit the position of a queue; the error that prevented it."""
+    async def _commit(self, owned: OwnedQueue, *, is_late: bool = False) -> OrbitError | None:
+        """Commit the position of a queue; the error that prevented it.
+
+        If it `is_late`, not over a greater offset, which another owner has committed.
+        """
+        queue, progress = owned.queue, self._parts.progress
         try:
-            await self._parts.progress.persist([owned.queue])
+            position = progress.read(queue)
+            if is_late and position is not None:
+                await progress.fetch(queue)
+                progress.update(queue, position)
+            await progress.persist([queue])
         except OrbitError as error:
             return error
         return None
