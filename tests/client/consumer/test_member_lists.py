@@ -23,8 +23,9 @@ from orbitmq.client.consumer.strategies import Averagely
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.testing.cluster import MovableClock
-from orbitmq.wire.bodies import TopicConfig
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.bodies import ConsumerList, TopicConfig
+from orbitmq.wire.codes import Language, RequestCode
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import until
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, new_group
@@ -147,6 +148,36 @@ async def test_a_broker_that_does_not_answer_keeps_no_member_in_the_group(cluste
         hung.set()
 
         assert early.owned == {*OLD, *NEW}
+
+
+@pytest.mark.parametrize(
+    ("language", "times"),
+    [(Language.JAVA, 2), (Language.PYTHON, 1)],
+    ids=["beside a Java member", "among ours"],
+)
+async def test_an_id_that_a_broker_lists_twice_counts_as_all_members_count_it(
+    cluster, language, times
+):
+    other, seen = OtherMember("0-other"), []
+    usual = usual_handler(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+
+    def twice(connection, request):
+        found = decode_body(ConsumerList, usual(connection, request).body).consumer_id_list
+        ours = [each for each in found if each != other.client_id]
+        return request.answer(0, body=encode_body(ConsumerList(consumer_id_list=(*found, *ours))))
+
+    def noted(queues, ids, me):
+        seen.append(ids)
+        return Averagely()(queues, ids, me)
+
+    await other.join(cluster.brokers[0], TOPIC, language=language)
+    with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, twice):
+        async with group_of(cluster, strategy=noted) as group:
+            consumer = await group.join()
+            await until(lambda: seen, DEADLINE)
+    await other.leave()
+
+    assert seen[0] == [other.client_id, *[consumer.client_id] * times]
 
 
 @pytest.mark.parametrize(

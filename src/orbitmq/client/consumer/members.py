@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
@@ -235,6 +236,27 @@ class GroupMembers:
             if self._findings.note(what, self._engine.clock.monotonic()):
                 log.warning("%s", finding.text, extra={"group": self._group})
 
+    async def as_counted(
+        self, topic: str, members: Collection[str], *, after: int
+    ) -> tuple[str, ...]:
+        """The members in order, as often as all of them count them.
+
+        A broker lists an id twice until it gives a dead connection up. Java members count it twice,
+        ours do not.
+        """
+        most = Counter(members)
+        for broker in self._brokers(await self._engine.routes.get(topic)):
+            most |= Counter(each for each in self._lists.get(broker, ()) if each in most)
+        if most.total() > len(most):
+            try:
+                languages = await self._languages(topic, members, after)
+            except OrbitError as error:
+                log.debug("the languages of members are not known: %s", error)
+                languages = {}
+            if all(languages.get(each) is LanguageName.PYTHON for each in members):
+                return tuple(sorted(most))
+        return tuple(sorted(most.elements()))
+
     async def java(
         self, topic: str, members: Collection[str], *, after: int | None = None
     ) -> dict[str, bool]:
@@ -242,13 +264,19 @@ class GroupMembers:
 
         Raises when no broker answers.
         """
-        after = self.asked if after is None else after
+        languages = await self._languages(topic, members, self.asked if after is None else after)
+        return {member: each is LanguageName.JAVA for member, each in languages.items()}
+
+    async def _languages(
+        self, topic: str, members: Collection[str], after: int
+    ) -> dict[str, LanguageName | None]:
+        """The languages of members; None for a Java client that is no push consumer."""
         route = await self._engine.routes.get(topic)
-        found: dict[str, bool] = {}
+        found: dict[str, LanguageName | None] = {}
         trouble: OrbitError | None = None
         for broker in sorted(self._brokers(route), key=lambda each: -self._lists_of(each, members)):
             try:
-                found = await self._java_at(broker, after) | found
+                found = await self._languages_at(broker, after) | found
             except OrbitError as error:
                 trouble = trouble or error
             if found.keys() >= set(members):
@@ -257,10 +285,12 @@ class GroupMembers:
             raise trouble or _no_address(topic)
         return {member: found[member] for member in members if member in found}
 
-    async def _java_at(self, broker: Address, after: int) -> dict[str, bool]:
-        return await self._questions.answer(("java", broker), after, lambda: self._ask_java(broker))
+    async def _languages_at(self, broker: Address, after: int) -> dict[str, LanguageName | None]:
+        return await self._questions.answer(
+            ("languages", broker), after, lambda: self._ask_languages(broker)
+        )
 
-    async def _ask_java(self, broker: Address) -> dict[str, bool]:
+    async def _ask_languages(self, broker: Address) -> dict[str, LanguageName | None]:
         answer = await self._engine.ask(
             broker,
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -269,7 +299,9 @@ class GroupMembers:
         found = decode_body(ConsumerConnection, answer.body)
         is_pushed = found.consume_type is ConsumeType.CONSUME_PASSIVELY
         return {
-            each.client_id: is_pushed and each.language is LanguageName.JAVA
+            each.client_id: each.language
+            if is_pushed or each.language is not LanguageName.JAVA
+            else None
             for each in found.connection_set
             if each.client_id is not None
         }

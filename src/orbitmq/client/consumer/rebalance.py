@@ -696,7 +696,7 @@ class GroupView:
             self._check_welcome(topic, failed)
         if self._may_come(topic, before, found):
             return None
-        return tuple(sorted(found.members))
+        return await group.as_counted(topic, found.members, after=after)
 
     async def _listed(
         self, group_members: GroupMembers, topic: str, after: int
