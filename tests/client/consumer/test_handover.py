@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from orbitmq.client.consumer import handover
 from orbitmq.client.consumer.members import MOST_UNANSWERED
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.routes import Queue
@@ -330,7 +331,7 @@ async def test_a_slow_release_does_not_take_back_what_the_next_owner_has_committ
         await gate.wait()
 
     consumer = await group.join(handler=waits, pulls_report=False)
-    await until(lambda: sum(group.ledger.running.values()) == COUNT, DEADLINE)
+    await until(lambda: sum(group.ledger.running.values()) == QUEUE_COUNT, DEADLINE)
     stopping = asyncio.create_task(consumer.stop())
     await until(lambda: all(each.is_draining for each in consumer.rebalancer.owned.values()))
     await report(cluster, 7)
@@ -344,7 +345,7 @@ async def test_a_slow_release_does_not_take_back_what_the_next_owner_has_committ
 async def test_a_stop_commits_again_what_a_former_owner_has_moved_back(cluster, group):
     await send(cluster, 1)
     consumer = await group.join(pulls_report=False)
-    await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
+    await until(lambda: len(group.ledger.consumed) == QUEUE_COUNT, DEADLINE)
     for _ in range(3):
         await consumer.progress.persist(QUEUES)
     await report(cluster, 0)

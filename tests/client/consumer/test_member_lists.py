@@ -29,7 +29,15 @@ from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import until
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, new_group
-from tests.support.rebalancing import QUICK, TOPIC, Consumer, Group, answering, usual_handler
+from tests.support.rebalancing import (
+    QUICK,
+    TOPIC,
+    Consumer,
+    Group,
+    OtherMember,
+    answering,
+    usual_handler,
+)
 
 COUNT = 4
 OLD = [Queue(TOPIC, "broker-a", place) for place in range(COUNT)]

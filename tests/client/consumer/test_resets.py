@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
@@ -23,13 +24,104 @@ from tests.support.broker import RawClient
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, own_queues, send
 from tests.support.consuming import DEADLINE, until
-from tests.support.rebalancing import GROUP, QUICK, TOPIC, answering, usual_handler
+from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group, answering, usual_handler
 
 QUEUE_COUNT = 2
 
 #: Handlers are waited for longer than a test lasts; only pulls carry progress.
 PATIENT = replace(QUICK, handover=4 * DEADLINE, persist=3600.0, persist_idle=0.0)
 FIRST, SECOND = (Queue(TOPIC, "broker-a", number) for number in range(2))
+
+
+# ---- owned queues, with a store that a test can hold up
+
+
+class Slow(MemoryProgress):
+    """Commits the offset of the first queue when the test lets it."""
+
+    def __init__(self, kept: dict[Queue, int] | None = None) -> None:
+        super().__init__({FIRST: 0, SECOND: 0} if kept is None else kept)
+        self.may_commit = asyncio.Event()
+        self.may_commit.set()
+        self.is_committing = False
+
+    async def persist(self, queues: Iterable[Queue]) -> None:
+        queues = list(queues)
+        if FIRST in queues and not self.may_commit.is_set():
+            self.is_committing = True
+            await self.may_commit.wait()
+        await super().persist(queues)
+
+
+@pytest.fixture
+def progress():
+    return Slow()
+
+
+@pytest.fixture(params=[False, True], ids=["owned", "in order"])
+async def group(cluster, progress, request):
+    """A group whose only member has consumed five messages of the first queue."""
+    async with Group(
+        cluster.name_server,
+        settings=PATIENT,
+        progress=progress,
+        client={"instance": "b"},
+        is_orderly=request.param,
+    ) as group:
+        await send(cluster, TOPIC, range(5), queue=FIRST)
+        member = await group.join()
+        await until(lambda: progress.read(FIRST) == 5 and member.owned == {FIRST, SECOND})
+        await progress.persist([FIRST])
+        yield group
+
+
+@pytest.fixture
+def member(group):
+    (member,) = group.living
+    return member
+
+
+async def begun_reset(member: Consumer, progress: Slow, offset: int) -> asyncio.Task[None]:
+    """A reset of the first queue whose commit waits."""
+    progress.may_commit.clear()
+    reset = asyncio.create_task(member.rebalancer.reset({FIRST: offset}))
+    await until(lambda: progress.is_committing)
+    return reset
+
+
+def repeated(group: Group) -> list[int]:
+    """The messages of the first queue that were consumed more than once."""
+    return sorted(offset for queue, offset in group.ledger.duplicates if queue == FIRST)
+
+
+async def test_a_queue_that_goes_to_another_member_waits_for_its_reset(group, member, progress):
+    reset = await begun_reset(member, progress, 2)
+    other = await group.join(progress=Slow(progress.kept), client={"instance": "a"})
+    await until(lambda: FIRST in other.rebalancer.claimed)
+    rounds = other.rebalancer.counts.rounds
+    other.rebalancer.wake()
+    await until(lambda: other.rebalancer.counts.rounds > rounds)
+    assert FIRST not in other.owned
+
+    progress.may_commit.set()
+    await reset
+
+    await until(lambda: other.owned == {FIRST} and repeated(group) == [2, 3, 4])
+    assert progress.read(FIRST) is None, "the former owner has forgotten it"
+
+
+async def test_a_stop_waits_for_a_reset(member, progress):
+    reset = await begun_reset(member, progress, 2)
+
+    stop = asyncio.create_task(member.stop())
+    await until(lambda: SECOND not in member.owned)
+    progress.may_commit.set()
+    await asyncio.gather(reset, stop)
+
+    assert progress.kept[FIRST] == 2
+
+
+# ---- pushed by brokers of Apache, or answered to the next pull by ours
 
 
 class Handler:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -790,6 +791,7 @@ class QueueRelease:
             owned.drop()
             try:
                 if (locks := self._parts.locks) is not None:
+                    await self._reset_committed(queue)
                     was_idle = not owned.running if is_idle is None else is_idle
                     await self._unlock(locks, owned, is_idle=was_idle)
             finally:
@@ -814,6 +816,13 @@ class QueueRelease:
                 extra={"group": self._group, "queue": str(owned.queue)},
             )
         return True
+
+    async def _reset_committed(self, queue: Queue) -> None:
+        """Wait for a reset, as members that only look at locks must find its offset."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._parts.settings.handover):
+                while (reset := self._ownership.resets.get(queue)) is not None:
+                    await asyncio.wait([reset])
 
     def _let_go(self, owned: OwnedQueue) -> None:
         queue = owned.queue
