@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -192,6 +193,7 @@ async def test_an_illegal_offset_drops_the_queue_and_freezes_the_corrected_progr
     at_once = replace(FAST, correction_delay=3600.0)
     taker = Taker(finishes=False)
     async with scripted(Sequence(first, moved), settings=at_once, taker=taker) as (_, member):
+        await member.progress.store({QUEUE: 500})
         member.progress.update(QUEUE, 500)
         owned = member.own(QUEUE, 500)
         await until(lambda: member.rebuilt, DEADLINE)
@@ -202,6 +204,35 @@ async def test_an_illegal_offset_drops_the_queue_and_freezes_the_corrected_progr
         assert member.puller.queues == ()
         assert member.progress.read(QUEUE) == 20, "progress moved back, and stays there"
         assert await member.progress.stored(QUEUE) == 20
+
+
+@pytest.mark.parametrize(
+    ("committed", "then"), [(30, 20), (4, 4), (None, None)], ids=["beyond", "before", "none"]
+)
+async def test_the_end_of_a_queue_that_lost_messages_is_committed_only_over_a_greater_offset(
+    committed, then, monkeypatch
+):
+    moved = Found(20, code=ResponseCode.PULL_OFFSET_MOVED, max_offset=20)
+    async with scripted(Sequence(moved)) as (_, member):
+        if committed is not None:
+            await member.progress.store({QUEUE: committed})
+        member.progress.update(QUEUE, 500)
+        may_read, stored = asyncio.Event(), member.progress.stored
+
+        async def late(queue: Queue) -> int | None:
+            await may_read.wait()
+            return await stored(queue)
+
+        monkeypatch.setattr(member.progress, "stored", late)
+        owned = member.own(QUEUE, 500)
+        await until(lambda: owned.is_dropped, DEADLINE)
+        # As a stop does, before the committed offset is known.
+        await member.progress.persist([QUEUE])
+        assert await stored(QUEUE) == committed
+        may_read.set()
+        await until(lambda: member.rebuilt, DEADLINE)
+
+        assert await stored(QUEUE) == then
 
 
 @pytest.mark.feature("B16")

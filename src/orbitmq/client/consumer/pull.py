@@ -242,8 +242,12 @@ class Puller:
         `has_lost`: the queue ends before the position, as its broker has lost messages.
         """
         try:
-            # Frozen immediately: running handlers must not move it.
-            self.progress.freeze(owned.queue, owned.next_offset)
+            if has_lost:
+                # Neither the position nor the end may be committed: the group may be before both.
+                self.progress.forget(owned.queue)
+            else:
+                # Frozen immediately: running handlers must not move it.
+                self.progress.freeze(owned.queue, owned.next_offset)
         finally:
             self.engine.spawn(
                 self._correct(owned, is_reset=is_reset, has_lost=has_lost),
@@ -254,10 +258,14 @@ class Puller:
         if not is_reset:
             await self._space_corrections(owned.queue)
         try:
-            committed = await self.progress.fetch(owned.queue) if has_lost else None
-            # From the end on, new messages that have the offsets of lost ones would be skipped.
-            if committed is None or committed > owned.next_offset:
-                await self.progress.persist([owned.queue])
+            if has_lost:
+                committed = await self.progress.fetch(owned.queue)
+                # Otherwise the queue begins at the committed offset, or where a queue without
+                # progress begins. A reset meanwhile has set the offset itself.
+                is_beyond = committed is not None and committed > owned.next_offset
+                if is_beyond and not owned.is_reset:
+                    self.progress.freeze(owned.queue, owned.next_offset)
+            await self.progress.persist([owned.queue])
         except OrbitError as error:
             # The queue begins at the committed offset and is corrected again.
             log.warning(
