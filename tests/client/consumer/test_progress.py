@@ -40,8 +40,15 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import OffsetResponse, UpdateConsumerOffsetRequest
 from tests.support.broker import RawClient, until
-from tests.support.client import ScriptedBroker, ScriptedNameServer, running_engine, topic_route
+from tests.support.client import (
+    ScriptedBroker,
+    ScriptedNameServer,
+    quick_settings,
+    running_engine,
+    topic_route,
+)
 from tests.support.consumers import consumer_of, fill, new_group, own_queues, until_owned
+from tests.support.consuming import received
 from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group, answering, refusing
 
 DEADLINE = 20.0
@@ -536,6 +543,55 @@ async def test_after_a_reconnection_an_offset_is_committed_again_unless_messages
 
 
 # ---- when offsets are committed
+
+
+class HandClock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+async def committing():
+    """The clock, progress and queues of a committer that only commits early."""
+    clock, progress = HandClock(), MemoryProgress()
+    async with Engine(quick_settings("127.0.0.1:1"), clock=clock) as engine:
+        owned = {queue: OwnedQueue(queue, 0, now=clock.time) for queue in QUEUES}
+        committer = OffsetCommitter(engine, GROUP, progress, owned, interval=3600.0, when_idle=0.01)
+        yield clock, progress, owned, committer
+        committer.stop()
+
+
+async def test_idle_queues_are_committed_early_and_those_with_messages_are_not(committing):
+    clock, progress, owned, committer = committing
+    busy, draining, *idle = QUEUES
+    for queue in QUEUES:
+        progress.update(queue, 7)
+    owned[busy].window.add([received(7)])
+    owned[draining].is_draining = True
+    clock.time += 0.02
+
+    committer.became_empty()
+
+    await until(lambda: progress.kept)
+    assert progress.kept == dict.fromkeys(idle, 7)
+
+    # Only what was consumed since then: the others may wait for the next commit of all.
+    clock.time += 1.1
+    for queue in idle:
+        progress.update(queue, 8)
+    owned[idle[0]].last_consumed = clock.time - 0.02
+    committer.became_empty()
+
+    await until(lambda: 8 in progress.kept.values())
+    assert progress.kept == {idle[0]: 8, idle[1]: 7}
 
 
 async def test_an_outage_of_commits_is_logged_once_with_its_end(caplog):

@@ -710,6 +710,8 @@ class OffsetCommitter:
         self._look: asyncio.TimerHandle | None = None
         self._is_stopped = False
         self._no_early_before = float("-inf")
+        #: What was consumed until then is covered by an early commit.
+        self._covered = float("-inf")
 
     def start(self) -> None:
         self._regular = self._engine.every(
@@ -738,13 +740,17 @@ class OffsetCommitter:
         self._look = None
         now = self._engine.clock.monotonic()
         empty = [
-            owned for owned in self._owned.values() if not (len(owned.window) or owned.is_draining)
+            owned
+            for owned in self._owned.values()
+            if owned.last_consumed > self._covered and not (len(owned.window) or owned.is_draining)
         ]
-        idle = [each.queue for each in empty if each.last_consumed <= now - self._when_idle]
+        latest = now - self._when_idle
+        idle = [each.queue for each in empty if each.last_consumed <= latest]
         if now < self._no_early_before or len(idle) < len(empty):
             self.became_empty()
         if now >= self._no_early_before and idle and self._engine.is_running:
             self._no_early_before = now + _DISTANCE
+            self._covered = latest
             self._engine.spawn(self._report(idle), f"progress of idle queues of {self._group}")
 
     async def _report_all(self) -> None:
