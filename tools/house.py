@@ -20,12 +20,12 @@ ROOT = Path(__file__).parent.parent
 
 #: The largest value that is allowed.
 LIMITS: Mapping[str, int] = {
-    "modules": 189,
-    "modules with one importer, in their own package": 26,
+    "modules": 188,
+    "modules with one importer, in their own package": 24,
     "modules named by a gerund": 3,
-    "lines of code": 70_000,
-    "lines of code in the client": 21_200,
-    "lines of tests": 91_600,
+    "lines of code": 68_300,
+    "lines of code in the client": 20_700,
+    "lines of tests": 67_300,
     "module heads over 12 lines": 0,
     "imports of private names from another package": 0,
 }
