@@ -11,7 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements" / "dev.txt"
 #: Named one by one: `all` refers to the project itself, which a lock cannot hold.
-EXTRAS = ("arrow", "broker", "spark", "otel", "lz4", "zstd", "speed")
+EXTRAS = (
+    *("arrow", "broker", "spark", "celery", "faststream", "formats", "oidc"),
+    *("otel", "lz4", "zstd", "speed"),
+)
 HEAD = "# Made by `make lock`: exact versions with hashes. Edit dev.in or pyproject.toml instead.\n"
 
 
