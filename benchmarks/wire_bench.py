@@ -11,10 +11,9 @@ from itertools import cycle
 from benchmarks.runner import Bench, Scale, Work
 from benchmarks.workload import START_MS, messages
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.command import Command, decode_command, encode_command
+from orbitmq.wire.command import AnswerTemplate, Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers import SendMessageRequest, SendMessageResponse
-from orbitmq.wire.templates import AnswerTemplate
 
 #: Requests in one read of a busy connection.
 _PER_READ = 16

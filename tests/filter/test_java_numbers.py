@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.filter.evaluate import order_doubles, read_boolean, read_double, read_int32, read_int64
+from orbitmq.filter.sql import order_doubles, read_boolean, read_double, read_int32, read_int64
 from orbitmq.filter.tags import IncomparableValues
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "java_numbers.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.remoting.outgoing import JOIN_BELOW, Outgoing, gathered
+from orbitmq.remoting.connection import JOIN_BELOW, Outgoing, gathered
 
 sizes = st.lists(
     st.one_of(st.integers(0, 40), st.sampled_from([JOIN_BELOW - 1, JOIN_BELOW, 3 * JOIN_BELOW])),

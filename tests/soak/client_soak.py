@@ -32,8 +32,7 @@ from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.outgoing import call_on_loop
+from orbitmq.remoting.connection import Connection, call_on_loop
 from tests.support import command
 from tests.support.client import quick_settings
 from tests.support.consuming import until

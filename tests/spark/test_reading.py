@@ -17,7 +17,7 @@ from orbitmq.message.properties import encode_properties
 from orbitmq.message.record import BATCH_MASK, COMPRESSED, COMPRESSION_ZLIB, CodecMissing
 from orbitmq.message.stored import StoredMessage, compress_body, encode_batch
 from orbitmq.spark.options import DataLost, batch_options
-from orbitmq.spark.read import BATCH_BYTES, read_partition
+from orbitmq.spark.partition import BATCH_BYTES, read_partition
 from orbitmq.spark.source import arrow_schema, full_schema
 
 QUEUE = Queue("orders", "broker-a", 0)
@@ -51,7 +51,7 @@ def record_batches(monkeypatch):
     """Reads a partition of which brokers give these chunks."""
 
     def read(*chunks: Chunk, **options: str) -> list[pa.RecordBatch]:
-        monkeypatch.setattr("orbitmq.spark.read.read_ranges", lambda *_, **__: iter(chunks))
+        monkeypatch.setattr("orbitmq.spark.partition.read_ranges", lambda *_, **__: iter(chunks))
         given = {"nameServer": "localhost:9876", "subscribe": "orders"} | options
         return list(read_partition([], batch_options(given, {}).read, full_schema()))
 

@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.wire.codes import EncodeError, Language, RequestCode, ResponseCode, WireLimits
-from orbitmq.wire.command import Command, decode_command, encode_command
+from orbitmq.wire.command import (
+    AnswerTemplate,
+    Command,
+    RequestTemplate,
+    decode_command,
+    encode_command,
+)
 from orbitmq.wire.frame import FrameReader, frame_head
 from orbitmq.wire.headers import PullMessageResponse, SendMessageRequest, SendMessageResponse
-from orbitmq.wire.templates import AnswerTemplate, RequestTemplate
 
 SENT = AnswerTemplate(
     SendMessageResponse,

@@ -31,10 +31,9 @@ from orbitmq.remoting.connection import Connection
 from orbitmq.store.settings import FlushPolicy, StoreError, WriteRefused
 from orbitmq.store.store import Store
 from orbitmq.wire.codes import Flag, ResponseCode, Serialization
-from orbitmq.wire.command import Command, command_pieces
+from orbitmq.wire.command import AnswerTemplate, Command, command_pieces
 from orbitmq.wire.frame import Bytes, frame_head, pack_prefix
 from orbitmq.wire.headers import SendMessageResponse
-from orbitmq.wire.templates import AnswerTemplate
 
 if TYPE_CHECKING:
     from orbitmq.broker.settings import SendSettings

@@ -68,7 +68,7 @@ class RangeReader(Generic[Options]):
         # Without partitions Spark makes an empty one of its own.
         if not isinstance(partition, RangePartition):
             return iter(())
-        from orbitmq.spark.read import read_partition  # noqa: PLC0415  # tasks only
+        from orbitmq.spark.partition import read_partition  # noqa: PLC0415  # tasks only
 
         return read_partition(partition.ranges, self._options.read, self._schema)
 

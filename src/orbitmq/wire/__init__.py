@@ -29,6 +29,7 @@ from orbitmq.wire.codes import (
     release_of,
 )
 from orbitmq.wire.command import (
+    AnswerTemplate,
     Command,
     Credentials,
     access_key_of,
@@ -41,7 +42,6 @@ from orbitmq.wire.command import (
 from orbitmq.wire.frame import Bytes, Frame, FrameReader, encode_frame, frame_head, frame_pieces
 from orbitmq.wire.headers import Header
 from orbitmq.wire.javajson import Body, decode_body, encode_body
-from orbitmq.wire.templates import AnswerTemplate
 
 __all__ = [  # noqa: RUF022  # grouped by subject
     # Frames

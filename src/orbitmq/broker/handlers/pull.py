@@ -43,10 +43,9 @@ from orbitmq.wire.codes import (
     ResponseCode,
     Serialization,
 )
-from orbitmq.wire.command import Command, command_pieces
+from orbitmq.wire.command import AnswerTemplate, Command, command_pieces
 from orbitmq.wire.frame import Bytes, frame_head, pack_prefix
 from orbitmq.wire.headers import PullFlag, PullMessageRequest, PullMessageResponse
-from orbitmq.wire.templates import AnswerTemplate
 
 if TYPE_CHECKING:
     from orbitmq.broker.broker import Parts

@@ -31,10 +31,9 @@ from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.remoting.settings import RemotingError
 from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode
-from orbitmq.wire.command import Command
+from orbitmq.wire.command import Command, RequestTemplate
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers import PullFlag, PullMessageRequest, PullMessageResponse
-from orbitmq.wire.templates import RequestTemplate
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore

@@ -54,11 +54,10 @@ from orbitmq.wire.codes import (
     ResponseCode,
     WireLimits,
 )
-from orbitmq.wire.command import Command
+from orbitmq.wire.command import Command, RequestTemplate
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers import SendMessageRequest, SendMessageResponse
 from orbitmq.wire.javajson import quoted
-from orbitmq.wire.templates import RequestTemplate
 
 if TYPE_CHECKING:
     from orbitmq.client.producer.core import Draft, SendSettings

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from orbitmq.client.producer.send import SendResult, outcome_at_stop
 from orbitmq.errors import NotRunning, TooManyInFlight
-from orbitmq.remoting.outgoing import call_on_loop
+from orbitmq.remoting.connection import call_on_loop
 
 if TYPE_CHECKING:
     from orbitmq.client.loopthread import LoopThread

@@ -33,9 +33,8 @@ from orbitmq.parsing import Fields
 from orbitmq.remoting.blocking import BlockingConnection
 from orbitmq.remoting.settings import RemotingError
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command, Credentials, encode_command, sign
+from orbitmq.wire.command import Command, Credentials, RequestTemplate, encode_command, sign
 from orbitmq.wire.headers import PullFlag, PullMessageRequest, PullMessageResponse
-from orbitmq.wire.templates import RequestTemplate
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
