@@ -321,154 +321,7 @@ _NOT_RECOGNISED = (
 )
 
 
-# White lists, in the form of RocketMQ's plain ACL. Every part of an address is a number, `*` for
-# any, or a range; the last part may be a choice; patterns are separated by commas:
-#
-#     *                     every host
-#     192.168.0.1           one host
-#     192.168.*.*           a network
-#     192.168.1-20.*        several networks
-#     192.168.0.{7,9}       two hosts
-#     2001:db8::1-ff        IPv6: parts are hexadecimal, `::` stands for zeros
-
-
-_ANY = "*"
-#: Commas between patterns, not those inside braces.
-_between_patterns = re.compile(r",(?![^{]*\})").split
-
-
-class PatternError(BrokerError):
-    """A pattern that is not valid."""
-
-
-#: Bounds for every part of an address, several where the part is a choice; empty for every host.
-_Pattern: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HostPatterns:
-    """The hosts of several patterns."""
-
-    patterns: tuple[_Pattern, ...] = ()
-
-    def __contains__(self, host: str) -> bool:
-        """Whether an address is one of these hosts."""
-        if not self.patterns:
-            return False
-        try:
-            address = ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
-            return False
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        parts = tuple(address.packed)
-        if isinstance(address, ipaddress.IPv6Address):
-            parts = tuple(int(part, 16) for part in address.exploded.split(":"))
-        return any(_matches(pattern, parts) for pattern in self.patterns)
-
-
-def _matches(pattern: _Pattern, parts: tuple[int, ...]) -> bool:
-    if not pattern:
-        return True
-    return len(parts) == len(pattern) and all(
-        any(low <= part <= high for low, high in bounds)
-        for part, bounds in zip(parts, pattern, strict=True)
-    )
-
-
-NO_HOSTS: Final = HostPatterns()
-
-
-def parse_patterns(text: str) -> HostPatterns:
-    """All patterns of a text; none of an empty one. Raises `PatternError`."""
-    return HostPatterns(
-        tuple(_parse(word.strip()) for word in _between_patterns(text) if word.strip())
-    )
-
-
-def _parse(text: str) -> _Pattern:
-    try:
-        if text == _ANY:
-            return ()
-        if ":" in text:
-            return _parsed(_expanded(text), base=16, count=8)
-        return _parsed(text.split("."), base=10, count=4)
-    except ValueError:
-        raise PatternError(
-            f"a white list takes addresses such as 192.168.0.1, 192.168.*.*, 192.168.1-20.*, "
-            f"192.168.0.{{7,9}} and 2001:db8::*, got {text!r}"
-        ) from None
-
-
-def _expanded(text: str) -> list[str]:
-    """The eight parts of an IPv6 address, with the zeros for which `::` stands."""
-    before, zeros, after = text.partition("::")
-    first = before.split(":") if before else []
-    last = after.split(":") if after else []
-    missing = 8 - len(first) - len(last)
-    if zeros and missing < 1:
-        raise ValueError
-    return [*first, *(["0"] * missing if zeros else []), *last]
-
-
-def _parsed(parts: list[str], *, base: int, count: int) -> _Pattern:
-    if len(parts) != count:
-        raise ValueError
-    largest = 255 if base == 10 else 0xFFFF
-    ranges = []
-    for place, part in enumerate(parts, 1):
-        choices = [part]
-        if place == count and part.startswith("{") and part.endswith("}"):
-            choices = part[1:-1].split(",")
-        ranges.append(tuple(_range(choice.strip(), base, largest) for choice in choices))
-    return tuple(ranges)
-
-
-def _range(text: str, base: int, largest: int) -> tuple[int, int]:
-    if text == _ANY:
-        return 0, largest
-    first, dash, last = text.partition("-")
-    low = _number(first, base)
-    high = _number(last, base) if dash else low
-    if not low <= high <= largest:
-        raise ValueError
-    return low, high
-
-
-def _number(text: str, base: int) -> int:
-    # `int` takes signs, underscores and the digits of other scripts as well.
-    if not text.isascii() or not text.isalnum():
-        raise ValueError
-    return int(text, base)
-
-
-# The file of accounts is TOML, with the words of RocketMQ's `plain_acl.yml` and their meaning; see
-# docs/operating.md for an example. A host in an account's `whiteRemoteAddress` that names its key
-# needs no signature and may do everything. A topic or group that is not listed gets the account's
-# default, except for topics in which the broker parks messages of other topics: they have to be
-# listed by name.
-
-
-#: RocketMQ wants keys that are longer than this.
-TOO_SHORT = 6
-
-_INTERNAL_TOPICS = frozenset(
-    {
-        names.SCHEDULE_TOPIC,
-        names.HALF_TOPIC,
-        names.OP_HALF_TOPIC,
-        names.CHECK_MAX_TIME_TOPIC,
-    }
-)
-
-
-class AccountsUnreadable(BrokerError):
-    """A file of accounts that is missing or not valid."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        self.path = path
-        self.problem = problem
-        super().__init__(f"accounts in {path}: {problem}")
+# The permissions that each request of producers and consumers needs.
 
 
 class Grant(enum.IntFlag):
@@ -489,290 +342,6 @@ class Kind(enum.StrEnum):
 
     TOPIC = "topic"
     GROUP = "group"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """One account: its key and what it may do."""
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    white_hosts: HostPatterns = NO_HOSTS
-    is_admin: bool = False
-    #: Permissions by name, and by default.
-    grants: Mapping[tuple[Kind, str], Grant] = field(default_factory=dict)
-    defaults: Mapping[Kind, Grant] = field(default_factory=dict)
-
-    def may(self, kind: Kind, name: str, wanted: Grant) -> bool:
-        """Whether this account has a permission."""
-        if self.is_admin:
-            return True
-        granted = self.grants.get((kind, name))
-        if granted is None:
-            if kind is Kind.TOPIC and is_internal(name):
-                return False
-            granted = self.defaults.get(kind, Grant.DENY)
-        return granted & wanted == wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """All accounts of a broker."""
-
-    by_key: Mapping[str, Account]
-    white_hosts: HostPatterns = NO_HOSTS
-
-
-class AccountsFile:
-    """The accounts of a file, as of its last readable state."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises `AccountsUnreadable`: a broker does not start without its accounts."""
-        self._path = path
-        self._seen = self._state()
-        self.accounts = read_accounts(path)
-
-    def refresh(self) -> bool:
-        """Read the file again if it was changed; whether the accounts are different now.
-
-        A file that cannot be read changes nothing, and is logged once.
-        """
-        state = self._state()
-        if state == self._seen:
-            return False
-        self._seen = state
-        try:
-            self.accounts = read_accounts(self._path)
-        except AccountsUnreadable as error:
-            log.error("%s; the previous accounts stay in force", error)  # noqa: TRY400  # no bug
-            return False
-        log.info(
-            "accounts read",
-            extra={"file": str(self._path), "accounts": len(self.accounts.by_key)},
-        )
-        return True
-
-    def _state(self) -> tuple[int, int, int] | None:
-        """Differs when the file was written or replaced; None when it cannot be read."""
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return (found.st_mtime_ns, found.st_size, found.st_ino)
-
-
-def read_accounts(path: Path) -> Accounts:
-    """The accounts of a file. Raises `AccountsUnreadable`, which never shows a secret."""
-    try:
-        return parse_accounts(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AccountsUnreadable(path, error.strerror or type(error).__name__) from None
-    except UnicodeDecodeError:
-        raise AccountsUnreadable(path, "it is not UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise AccountsUnreadable(path, f"it is not TOML: {error}") from None
-    except (msgspec.ValidationError, _EntryError, PatternError) as error:
-        raise AccountsUnreadable(path, str(error)) from None
-
-
-def parse_accounts(text: str) -> Accounts:
-    """The accounts that a text lists."""
-    listed = msgspec.convert(tomllib.loads(text), _File)
-    by_key: dict[str, Account] = {}
-    for place, entry in enumerate(listed.accounts, 1):
-        account = _account(entry, place)
-        if account.access_key in by_key:
-            raise _EntryError(f"accessKey {account.access_key!r} is listed twice")
-        by_key[account.access_key] = account
-    hosts = ",".join(listed.global_white_remote_addresses)
-    return Accounts(by_key, parse_patterns(hosts))
-
-
-class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """An account in the file."""
-
-    access_key: str
-    secret_key: str
-    white_remote_address: str = ""
-    admin: bool = False
-    default_topic_perm: str = "DENY"
-    default_group_perm: str = "DENY"
-    topic_perms: tuple[str, ...] = ()
-    group_perms: tuple[str, ...] = ()
-
-
-class _File(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    global_white_remote_addresses: tuple[str, ...] = ()
-    accounts: tuple[_Entry, ...] = ()
-
-
-class _EntryError(BrokerError):
-    """An account that is not valid."""
-
-
-def _account(entry: _Entry, place: int) -> Account:
-    if len(entry.access_key) <= TOO_SHORT:
-        raise _EntryError(f"the accessKey of account {place} must be longer than {TOO_SHORT}")
-    if len(entry.secret_key) <= TOO_SHORT:
-        raise _EntryError(
-            f"the secretKey of account {entry.access_key!r} must be longer than {TOO_SHORT}"
-        )
-    who = f"account {entry.access_key!r}"
-    return Account(
-        access_key=entry.access_key,
-        secret_key=entry.secret_key,
-        white_hosts=parse_patterns(entry.white_remote_address),
-        is_admin=entry.admin,
-        grants={
-            **_grants(Kind.TOPIC, entry.topic_perms, f"{who}: topicPerms"),
-            **_grants(Kind.GROUP, entry.group_perms, f"{who}: groupPerms"),
-        },
-        defaults={
-            Kind.TOPIC: _grant(entry.default_topic_perm, f"{who}: defaultTopicPerm"),
-            Kind.GROUP: _grant(entry.default_group_perm, f"{who}: defaultGroupPerm"),
-        },
-    )
-
-
-def _grants(kind: Kind, texts: Iterable[str], where: str) -> dict[tuple[Kind, str], Grant]:
-    grants: dict[tuple[Kind, str], Grant] = {}
-    for text in texts:
-        name, equals, words = text.rpartition("=")
-        if not equals or not name.strip():
-            raise _EntryError(f"{where} must be like name=PUB|SUB, got {text!r}")
-        grants[kind, name.strip()] = _grant(words, where)
-    return grants
-
-
-def _grant(words: str, where: str) -> Grant:
-    """Apache reads every unknown word as DENY; here it is an error."""
-    granted = _GRANTS.get(words.replace(" ", ""))
-    if granted is None:
-        raise _EntryError(f"{where} must be DENY, PUB, SUB or PUB|SUB, got {words!r}")
-    return granted
-
-
-_GRANTS: Mapping[str, Grant] = {
-    "DENY": Grant.DENY,
-    "PUB": Grant.PUB,
-    "SUB": Grant.SUB,
-    "PUB|SUB": Grant.PUB | Grant.SUB,
-    "SUB|PUB": Grant.PUB | Grant.SUB,
-}
-
-
-def is_internal(topic: str) -> bool:
-    """Whether the broker parks messages of other topics in this one."""
-    return topic in _INTERNAL_TOPICS or topic.startswith(names.SYSTEM_TOPIC_PREFIX)
-
-
-# The account of a connection and of a client id.
-#
-# The broker also sends to clients on its own: transaction checks, replies, forwarded questions.
-# Therefore the account of a connection's last heartbeat is remembered, and its permissions are
-# looked up at the time of sending. A client id is invented by its client, and order locks belong to
-# it. So while a connection of one account uses an id in a group, other accounts may not use it in
-# that group; in other groups they may, because many clients are named by their address alone.
-# An id is in use until `SILENCE` after its last heartbeat, and while its account exists. A
-# connection has one id, that of its last heartbeat.
-
-
-#: The account of hosts that need none.
-TRUSTED = ""
-#: Clients send heartbeats every 30 s.
-SILENCE = 45.0
-#: How long the use of an id by an account is remembered, and how many ids of an account.
-REMEMBERED = 600.0
-_MOST_FORMER = 1024
-
-
-class Identities:
-    """The accounts and client ids of all connections."""
-
-    def __init__(self, monotonic: Callable[[], float], is_account: Callable[[str], bool]) -> None:
-        """`is_account`: whether an account exists now."""
-        self._monotonic = monotonic
-        self._is_account = is_account
-        #: By client id and connection: the last heartbeat, and its time.
-        self._noted: dict[str, dict[Connection, tuple[Claim, float]]] = {}
-        #: By account: the ids that it has used, and until when that is remembered.
-        self._former: dict[str, OrderedDict[str, float]] = {}
-
-    def is_taken(
-        self, claim: Claim, account: str, by: Connection, is_known: Callable[[Connection], bool]
-    ) -> bool:
-        """Whether another account uses a client id in the same group.
-
-        `is_known`: whether the account of a connection still exists.
-        """
-        noted = self._noted.get(claim.client_id)
-        if account == TRUSTED or not noted:
-            return False
-        fresh = self._monotonic() - SILENCE
-        return any(
-            each is not by
-            and each.is_open
-            and peer_of(each).account != account
-            and heard_at >= fresh
-            and claim.meets(theirs)
-            and is_known(each)
-            for each, (theirs, heard_at) in noted.items()
-        )
-
-    def note(self, connection: Connection, account: str, claim: Claim) -> None:
-        """Remember the account of a heartbeat's connection."""
-        peer = peer_of(connection)
-        if (peer.client_id, peer.account) != (claim.client_id, account):
-            self.forget(connection)
-        self._noted.setdefault(claim.client_id, {})[connection] = (claim, self._monotonic())
-        peer.account = account
-        peer.client_id = claim.client_id
-
-    def forget(self, connection: Connection) -> None:
-        """A connection was closed, or has another client id now."""
-        peer = peer_of(connection)
-        client_id, account, peer.account, peer.client_id = peer.client_id, peer.account, None, None
-        if client_id is None or account is None:
-            return
-        noted = self._noted[client_id]
-        del noted[connection]
-        if not noted:
-            del self._noted[client_id]
-        if self._is_account(account):
-            self._remember(account, client_id)
-
-    def _remember(self, account: str, client_id: str) -> None:
-        now = self._monotonic()
-        former = self._former.setdefault(account, OrderedDict())
-        former.pop(client_id, None)
-        while former and (
-            len(former) >= _MOST_FORMER or next(iter(former.values())) <= now - REMEMBERED
-        ):
-            former.popitem(last=False)
-        former[client_id] = now
-
-    def users(self, client_id: str, is_known: Callable[[Connection], bool]) -> set[str | None]:
-        """The accounts that have an open connection with a client id, or had one recently.
-
-        Also a connection that is in no group any more: its client may wait for a reply.
-        """
-        since = self._monotonic() - REMEMBERED
-        former = {
-            account for account, ids in self._former.items() if ids.get(client_id, since) > since
-        }
-        return former.union(
-            peer_of(each).account
-            for each in self._noted.get(client_id, ())
-            if each.is_open and is_known(each)
-        )
-
-    def keep(self) -> None:
-        """Forget the ids of accounts that were removed."""
-        for account in [each for each in self._former if not self._is_account(each)]:
-            del self._former[account]
-
-
-# The permissions that each request of producers and consumers needs.
 
 
 class Need(NamedTuple):
@@ -957,3 +526,434 @@ CLAIMS: Mapping[int, Callable[[Command], Claim]] = {
     Code.LOCK_BATCH_MQ: _claim_of_lock,
     Code.UNLOCK_BATCH_MQ: _claim_of_lock,
 }
+
+
+# The account of a connection and of a client id.
+#
+# The broker also sends to clients on its own: transaction checks, replies, forwarded questions.
+# Therefore the account of a connection's last heartbeat is remembered, and its permissions are
+# looked up at the time of sending. A client id is invented by its client, and order locks belong to
+# it. So while a connection of one account uses an id in a group, other accounts may not use it in
+# that group; in other groups they may, because many clients are named by their address alone.
+# An id is in use until `SILENCE` after its last heartbeat, and while its account exists. A
+# connection has one id, that of its last heartbeat.
+
+
+#: The account of hosts that need none.
+TRUSTED = ""
+#: Clients send heartbeats every 30 s.
+SILENCE = 45.0
+#: How long the use of an id by an account is remembered, and how many ids of an account.
+REMEMBERED = 600.0
+_MOST_FORMER = 1024
+
+
+class Identities:
+    """The accounts and client ids of all connections."""
+
+    def __init__(self, monotonic: Callable[[], float], is_account: Callable[[str], bool]) -> None:
+        """`is_account`: whether an account exists now."""
+        self._monotonic = monotonic
+        self._is_account = is_account
+        #: By client id and connection: the last heartbeat, and its time.
+        self._noted: dict[str, dict[Connection, tuple[Claim, float]]] = {}
+        #: By account: the ids that it has used, and until when that is remembered.
+        self._former: dict[str, OrderedDict[str, float]] = {}
+
+    def is_taken(
+        self, claim: Claim, account: str, by: Connection, is_known: Callable[[Connection], bool]
+    ) -> bool:
+        """Whether another account uses a client id in the same group.
+
+        `is_known`: whether the account of a connection still exists.
+        """
+        noted = self._noted.get(claim.client_id)
+        if account == TRUSTED or not noted:
+            return False
+        fresh = self._monotonic() - SILENCE
+        return any(
+            each is not by
+            and each.is_open
+            and peer_of(each).account != account
+            and heard_at >= fresh
+            and claim.meets(theirs)
+            and is_known(each)
+            for each, (theirs, heard_at) in noted.items()
+        )
+
+    def note(self, connection: Connection, account: str, claim: Claim) -> None:
+        """Remember the account of a heartbeat's connection."""
+        peer = peer_of(connection)
+        if (peer.client_id, peer.account) != (claim.client_id, account):
+            self.forget(connection)
+        self._noted.setdefault(claim.client_id, {})[connection] = (claim, self._monotonic())
+        peer.account = account
+        peer.client_id = claim.client_id
+
+    def forget(self, connection: Connection) -> None:
+        """A connection was closed, or has another client id now."""
+        peer = peer_of(connection)
+        client_id, account, peer.account, peer.client_id = peer.client_id, peer.account, None, None
+        if client_id is None or account is None:
+            return
+        noted = self._noted[client_id]
+        del noted[connection]
+        if not noted:
+            del self._noted[client_id]
+        if self._is_account(account):
+            self._remember(account, client_id)
+
+    def _remember(self, account: str, client_id: str) -> None:
+        now = self._monotonic()
+        former = self._former.setdefault(account, OrderedDict())
+        former.pop(client_id, None)
+        while former and (
+            len(former) >= _MOST_FORMER or next(iter(former.values())) <= now - REMEMBERED
+        ):
+            former.popitem(last=False)
+        former[client_id] = now
+
+    def users(self, client_id: str, is_known: Callable[[Connection], bool]) -> set[str | None]:
+        """The accounts that have an open connection with a client id, or had one recently.
+
+        Also a connection that is in no group any more: its client may wait for a reply.
+        """
+        since = self._monotonic() - REMEMBERED
+        former = {
+            account for account, ids in self._former.items() if ids.get(client_id, since) > since
+        }
+        return former.union(
+            peer_of(each).account
+            for each in self._noted.get(client_id, ())
+            if each.is_open and is_known(each)
+        )
+
+    def keep(self) -> None:
+        """Forget the ids of accounts that were removed."""
+        for account in [each for each in self._former if not self._is_account(each)]:
+            del self._former[account]
+
+
+# White lists, in the form of RocketMQ's plain ACL. Every part of an address is a number, `*` for
+# any, or a range; the last part may be a choice; patterns are separated by commas:
+#
+#     *                     every host
+#     192.168.0.1           one host
+#     192.168.*.*           a network
+#     192.168.1-20.*        several networks
+#     192.168.0.{7,9}       two hosts
+#     2001:db8::1-ff        IPv6: parts are hexadecimal, `::` stands for zeros
+
+
+_ANY = "*"
+#: Commas between patterns, not those inside braces.
+_between_patterns = re.compile(r",(?![^{]*\})").split
+
+
+class PatternError(BrokerError):
+    """A pattern that is not valid."""
+
+
+#: Bounds for every part of an address, several where the part is a choice; empty for every host.
+_Pattern: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostPatterns:
+    """The hosts of several patterns."""
+
+    patterns: tuple[_Pattern, ...] = ()
+
+    def __contains__(self, host: str) -> bool:
+        """Whether an address is one of these hosts."""
+        if not self.patterns:
+            return False
+        try:
+            address = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        parts = tuple(address.packed)
+        if isinstance(address, ipaddress.IPv6Address):
+            parts = tuple(int(part, 16) for part in address.exploded.split(":"))
+        return any(_matches(pattern, parts) for pattern in self.patterns)
+
+
+def _matches(pattern: _Pattern, parts: tuple[int, ...]) -> bool:
+    if not pattern:
+        return True
+    return len(parts) == len(pattern) and all(
+        any(low <= part <= high for low, high in bounds)
+        for part, bounds in zip(parts, pattern, strict=True)
+    )
+
+
+NO_HOSTS: Final = HostPatterns()
+
+
+def parse_patterns(text: str) -> HostPatterns:
+    """All patterns of a text; none of an empty one. Raises `PatternError`."""
+    return HostPatterns(
+        tuple(_parse(word.strip()) for word in _between_patterns(text) if word.strip())
+    )
+
+
+def _parse(text: str) -> _Pattern:
+    try:
+        if text == _ANY:
+            return ()
+        if ":" in text:
+            return _parsed(_expanded(text), base=16, count=8)
+        return _parsed(text.split("."), base=10, count=4)
+    except ValueError:
+        raise PatternError(
+            f"a white list takes addresses such as 192.168.0.1, 192.168.*.*, 192.168.1-20.*, "
+            f"192.168.0.{{7,9}} and 2001:db8::*, got {text!r}"
+        ) from None
+
+
+def _expanded(text: str) -> list[str]:
+    """The eight parts of an IPv6 address, with the zeros for which `::` stands."""
+    before, zeros, after = text.partition("::")
+    first = before.split(":") if before else []
+    last = after.split(":") if after else []
+    missing = 8 - len(first) - len(last)
+    if zeros and missing < 1:
+        raise ValueError
+    return [*first, *(["0"] * missing if zeros else []), *last]
+
+
+def _parsed(parts: list[str], *, base: int, count: int) -> _Pattern:
+    if len(parts) != count:
+        raise ValueError
+    largest = 255 if base == 10 else 0xFFFF
+    ranges = []
+    for place, part in enumerate(parts, 1):
+        choices = [part]
+        if place == count and part.startswith("{") and part.endswith("}"):
+            choices = part[1:-1].split(",")
+        ranges.append(tuple(_range(choice.strip(), base, largest) for choice in choices))
+    return tuple(ranges)
+
+
+def _range(text: str, base: int, largest: int) -> tuple[int, int]:
+    if text == _ANY:
+        return 0, largest
+    first, dash, last = text.partition("-")
+    low = _number(first, base)
+    high = _number(last, base) if dash else low
+    if not low <= high <= largest:
+        raise ValueError
+    return low, high
+
+
+def _number(text: str, base: int) -> int:
+    # `int` takes signs, underscores and the digits of other scripts as well.
+    if not text.isascii() or not text.isalnum():
+        raise ValueError
+    return int(text, base)
+
+
+# The file of accounts is TOML, with the words of RocketMQ's `plain_acl.yml` and their meaning; see
+# docs/operating.md for an example. A host in an account's `whiteRemoteAddress` that names its key
+# needs no signature and may do everything. A topic or group that is not listed gets the account's
+# default, except for topics in which the broker parks messages of other topics: they have to be
+# listed by name.
+
+
+#: RocketMQ wants keys that are longer than this.
+TOO_SHORT = 6
+
+_INTERNAL_TOPICS = frozenset(
+    {
+        names.SCHEDULE_TOPIC,
+        names.HALF_TOPIC,
+        names.OP_HALF_TOPIC,
+        names.CHECK_MAX_TIME_TOPIC,
+    }
+)
+
+
+class AccountsUnreadable(BrokerError):
+    """A file of accounts that is missing or not valid."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"accounts in {path}: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One account: its key and what it may do."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    white_hosts: HostPatterns = NO_HOSTS
+    is_admin: bool = False
+    #: Permissions by name, and by default.
+    grants: Mapping[tuple[Kind, str], Grant] = field(default_factory=dict)
+    defaults: Mapping[Kind, Grant] = field(default_factory=dict)
+
+    def may(self, kind: Kind, name: str, wanted: Grant) -> bool:
+        """Whether this account has a permission."""
+        if self.is_admin:
+            return True
+        granted = self.grants.get((kind, name))
+        if granted is None:
+            if kind is Kind.TOPIC and is_internal(name):
+                return False
+            granted = self.defaults.get(kind, Grant.DENY)
+        return granted & wanted == wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """All accounts of a broker."""
+
+    by_key: Mapping[str, Account]
+    white_hosts: HostPatterns = NO_HOSTS
+
+
+class AccountsFile:
+    """The accounts of a file, as of its last readable state."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `AccountsUnreadable`: a broker does not start without its accounts."""
+        self._path = path
+        self._seen = self._state()
+        self.accounts = read_accounts(path)
+
+    def refresh(self) -> bool:
+        """Read the file again if it was changed; whether the accounts are different now.
+
+        A file that cannot be read changes nothing, and is logged once.
+        """
+        state = self._state()
+        if state == self._seen:
+            return False
+        self._seen = state
+        try:
+            self.accounts = read_accounts(self._path)
+        except AccountsUnreadable as error:
+            log.error("%s; the previous accounts stay in force", error)  # noqa: TRY400  # no bug
+            return False
+        log.info(
+            "accounts read",
+            extra={"file": str(self._path), "accounts": len(self.accounts.by_key)},
+        )
+        return True
+
+    def _state(self) -> tuple[int, int, int] | None:
+        """Differs when the file was written or replaced; None when it cannot be read."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def read_accounts(path: Path) -> Accounts:
+    """The accounts of a file. Raises `AccountsUnreadable`, which never shows a secret."""
+    try:
+        return parse_accounts(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AccountsUnreadable(path, error.strerror or type(error).__name__) from None
+    except UnicodeDecodeError:
+        raise AccountsUnreadable(path, "it is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise AccountsUnreadable(path, f"it is not TOML: {error}") from None
+    except (msgspec.ValidationError, _EntryError, PatternError) as error:
+        raise AccountsUnreadable(path, str(error)) from None
+
+
+def parse_accounts(text: str) -> Accounts:
+    """The accounts that a text lists."""
+    listed = msgspec.convert(tomllib.loads(text), _File)
+    by_key: dict[str, Account] = {}
+    for place, entry in enumerate(listed.accounts, 1):
+        account = _account(entry, place)
+        if account.access_key in by_key:
+            raise _EntryError(f"accessKey {account.access_key!r} is listed twice")
+        by_key[account.access_key] = account
+    hosts = ",".join(listed.global_white_remote_addresses)
+    return Accounts(by_key, parse_patterns(hosts))
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """An account in the file."""
+
+    access_key: str
+    secret_key: str
+    white_remote_address: str = ""
+    admin: bool = False
+    default_topic_perm: str = "DENY"
+    default_group_perm: str = "DENY"
+    topic_perms: tuple[str, ...] = ()
+    group_perms: tuple[str, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    global_white_remote_addresses: tuple[str, ...] = ()
+    accounts: tuple[_Entry, ...] = ()
+
+
+class _EntryError(BrokerError):
+    """An account that is not valid."""
+
+
+def _account(entry: _Entry, place: int) -> Account:
+    if len(entry.access_key) <= TOO_SHORT:
+        raise _EntryError(f"the accessKey of account {place} must be longer than {TOO_SHORT}")
+    if len(entry.secret_key) <= TOO_SHORT:
+        raise _EntryError(
+            f"the secretKey of account {entry.access_key!r} must be longer than {TOO_SHORT}"
+        )
+    who = f"account {entry.access_key!r}"
+    return Account(
+        access_key=entry.access_key,
+        secret_key=entry.secret_key,
+        white_hosts=parse_patterns(entry.white_remote_address),
+        is_admin=entry.admin,
+        grants={
+            **_grants(Kind.TOPIC, entry.topic_perms, f"{who}: topicPerms"),
+            **_grants(Kind.GROUP, entry.group_perms, f"{who}: groupPerms"),
+        },
+        defaults={
+            Kind.TOPIC: _grant(entry.default_topic_perm, f"{who}: defaultTopicPerm"),
+            Kind.GROUP: _grant(entry.default_group_perm, f"{who}: defaultGroupPerm"),
+        },
+    )
+
+
+def _grants(kind: Kind, texts: Iterable[str], where: str) -> dict[tuple[Kind, str], Grant]:
+    grants: dict[tuple[Kind, str], Grant] = {}
+    for text in texts:
+        name, equals, words = text.rpartition("=")
+        if not equals or not name.strip():
+            raise _EntryError(f"{where} must be like name=PUB|SUB, got {text!r}")
+        grants[kind, name.strip()] = _grant(words, where)
+    return grants
+
+
+def _grant(words: str, where: str) -> Grant:
+    """Apache reads every unknown word as DENY; here it is an error."""
+    granted = _GRANTS.get(words.replace(" ", ""))
+    if granted is None:
+        raise _EntryError(f"{where} must be DENY, PUB, SUB or PUB|SUB, got {words!r}")
+    return granted
+
+
+_GRANTS: Mapping[str, Grant] = {
+    "DENY": Grant.DENY,
+    "PUB": Grant.PUB,
+    "SUB": Grant.SUB,
+    "PUB|SUB": Grant.PUB | Grant.SUB,
+    "SUB|PUB": Grant.PUB | Grant.SUB,
+}
+
+
+def is_internal(topic: str) -> bool:
+    """Whether the broker parks messages of other topics in this one."""
+    return topic in _INTERNAL_TOPICS or topic.startswith(names.SYSTEM_TOPIC_PREFIX)

@@ -415,102 +415,6 @@ def _refusal(request: Command, refused: Refused) -> Command:
     return request.answer(refused.code, remark=str(refused), extra=extra)
 
 
-# Answers to pulls.
-
-
-FOUND = int(ResponseCode.SUCCESS)
-NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
-RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
-MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
-
-#: The code for each status of a read.
-CODES: Mapping[ReadStatus, int] = {
-    ReadStatus.FOUND: FOUND,
-    ReadStatus.NO_MATCHED_MESSAGE: RETRY,
-    ReadStatus.MESSAGE_WAS_REMOVING: RETRY,
-    ReadStatus.OFFSET_FOUND_NULL: NOT_FOUND,
-    ReadStatus.OFFSET_OVERFLOW_ONE: NOT_FOUND,
-    ReadStatus.OFFSET_OVERFLOW_BADLY: MOVED,
-    ReadStatus.OFFSET_TOO_SMALL: MOVED,
-    # For a pull from 0. One from another offset is sent to 0: its topic was created again.
-    ReadStatus.NO_MESSAGE_IN_QUEUE: NOT_FOUND,
-    ReadStatus.NO_MATCHED_LOGIC_QUEUE: NOT_FOUND,
-}
-EMPTY_QUEUE = frozenset({ReadStatus.NO_MESSAGE_IN_QUEUE, ReadStatus.NO_MATCHED_LOGIC_QUEUE})
-
-
-#: Suggested broker, next offset, min and max offset, flags of the topic and of the group.
-Place: TypeAlias = tuple[int, int, int, int, int, int]
-
-_VARYING = (
-    "suggest_which_broker_id",
-    "next_begin_offset",
-    "min_offset",
-    "max_offset",
-    "topic_sys_flag",
-    "group_sys_flag",
-)
-_JSON = Serialization.JSON
-_JSON_MARK = int(_JSON) << 24
-#: A body of this size fits into a frame, whatever its header.
-_SURE_BYTES = 1024 * 1024
-_FEW_PIECES = 3
-_LONG_PIECE = 16 * 1024
-_BLOCK = 96 * 1024
-
-
-class PullAnswers:
-    """Makes answers to pulls, each kind from a template of its own."""
-
-    def __init__(self) -> None:
-        #: Whether messages are copied before they are sent.
-        self.by_heap = False
-        self._templates: dict[tuple[int, str], AnswerTemplate[PullMessageResponse]] = {}
-
-    def make(
-        self, request: Command, code: int, remark: str, place: Place, result: ReadResult
-    ) -> list[Bytes]:
-        """The pieces of an answer; its messages are not copied."""
-        if request.serialization is not _JSON:
-            fields = PullMessageResponse(**dict(zip(_VARYING, place, strict=True)))
-            body = b"".join(result.pieces)
-            return command_pieces(request.answer(code, fields, remark=remark, body=body))
-        template = self._templates.get((code, remark))
-        if template is None:
-            template = self._templates[code, remark] = AnswerTemplate(
-                PullMessageResponse, _VARYING, code=code, remark=remark
-            )
-        body_size = result.size
-        # Inline: with `head`, for texts as well, it would take half as long again.
-        header = template.text % (*place, request.opaque)
-        size = len(header)
-        if body_size <= _SURE_BYTES:
-            head = pack_prefix(4 + size + body_size, _JSON_MARK | size) + header
-        else:
-            head = frame_head(int(_JSON), header, body_size)
-        if not body_size:
-            return [head]
-        if self.by_heap:
-            return [head, b"".join(result.pieces)]
-        return [head, *result.pieces] if result.count == 1 else few(head, result)
-
-
-def few(head: bytes, result: ReadResult) -> list[Bytes]:
-    """An answer with the messages of a read, in a small number of pieces.
-
-    Messages of a busy queue are short and many, and one join costs less than sending each of them;
-    but no piece is larger than what the allocator has without mapping memory.
-    """
-    pieces, size = result.pieces, result.size
-    count = len(pieces)
-    if count <= _FEW_PIECES or size >= count * _LONG_PIECE:
-        return [head, *pieces]
-    if size <= _BLOCK:
-        return [b"".join((head, *pieces))]
-    step = max(1, count * _BLOCK // size)
-    return [head, *(b"".join(pieces[at : at + step]) for at in range(0, count, step))]
-
-
 # The checks of a pull, in the order of Apache's broker and with its codes. Nearly every pull is
 # like an earlier one of its group, so its result is remembered for a group and a topic until the
 # settings, the topics, the groups or the members change, which all count their revisions.
@@ -787,3 +691,99 @@ class PullChecks:
             sub_version=header.sub_version,
         )
         self._parts.consumers.compensate(header.consumer_group, subscription, now)
+
+
+# Answers to pulls.
+
+
+FOUND = int(ResponseCode.SUCCESS)
+NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
+RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
+MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
+
+#: The code for each status of a read.
+CODES: Mapping[ReadStatus, int] = {
+    ReadStatus.FOUND: FOUND,
+    ReadStatus.NO_MATCHED_MESSAGE: RETRY,
+    ReadStatus.MESSAGE_WAS_REMOVING: RETRY,
+    ReadStatus.OFFSET_FOUND_NULL: NOT_FOUND,
+    ReadStatus.OFFSET_OVERFLOW_ONE: NOT_FOUND,
+    ReadStatus.OFFSET_OVERFLOW_BADLY: MOVED,
+    ReadStatus.OFFSET_TOO_SMALL: MOVED,
+    # For a pull from 0. One from another offset is sent to 0: its topic was created again.
+    ReadStatus.NO_MESSAGE_IN_QUEUE: NOT_FOUND,
+    ReadStatus.NO_MATCHED_LOGIC_QUEUE: NOT_FOUND,
+}
+EMPTY_QUEUE = frozenset({ReadStatus.NO_MESSAGE_IN_QUEUE, ReadStatus.NO_MATCHED_LOGIC_QUEUE})
+
+
+#: Suggested broker, next offset, min and max offset, flags of the topic and of the group.
+Place: TypeAlias = tuple[int, int, int, int, int, int]
+
+_VARYING = (
+    "suggest_which_broker_id",
+    "next_begin_offset",
+    "min_offset",
+    "max_offset",
+    "topic_sys_flag",
+    "group_sys_flag",
+)
+_JSON = Serialization.JSON
+_JSON_MARK = int(_JSON) << 24
+#: A body of this size fits into a frame, whatever its header.
+_SURE_BYTES = 1024 * 1024
+_FEW_PIECES = 3
+_LONG_PIECE = 16 * 1024
+_BLOCK = 96 * 1024
+
+
+class PullAnswers:
+    """Makes answers to pulls, each kind from a template of its own."""
+
+    def __init__(self) -> None:
+        #: Whether messages are copied before they are sent.
+        self.by_heap = False
+        self._templates: dict[tuple[int, str], AnswerTemplate[PullMessageResponse]] = {}
+
+    def make(
+        self, request: Command, code: int, remark: str, place: Place, result: ReadResult
+    ) -> list[Bytes]:
+        """The pieces of an answer; its messages are not copied."""
+        if request.serialization is not _JSON:
+            fields = PullMessageResponse(**dict(zip(_VARYING, place, strict=True)))
+            body = b"".join(result.pieces)
+            return command_pieces(request.answer(code, fields, remark=remark, body=body))
+        template = self._templates.get((code, remark))
+        if template is None:
+            template = self._templates[code, remark] = AnswerTemplate(
+                PullMessageResponse, _VARYING, code=code, remark=remark
+            )
+        body_size = result.size
+        # Inline: with `head`, for texts as well, it would take half as long again.
+        header = template.text % (*place, request.opaque)
+        size = len(header)
+        if body_size <= _SURE_BYTES:
+            head = pack_prefix(4 + size + body_size, _JSON_MARK | size) + header
+        else:
+            head = frame_head(int(_JSON), header, body_size)
+        if not body_size:
+            return [head]
+        if self.by_heap:
+            return [head, b"".join(result.pieces)]
+        return [head, *result.pieces] if result.count == 1 else few(head, result)
+
+
+def few(head: bytes, result: ReadResult) -> list[Bytes]:
+    """An answer with the messages of a read, in a small number of pieces.
+
+    Messages of a busy queue are short and many, and one join costs less than sending each of them;
+    but no piece is larger than what the allocator has without mapping memory.
+    """
+    pieces, size = result.pieces, result.size
+    count = len(pieces)
+    if count <= _FEW_PIECES or size >= count * _LONG_PIECE:
+        return [head, *pieces]
+    if size <= _BLOCK:
+        return [b"".join((head, *pieces))]
+    step = max(1, count * _BLOCK // size)
+    return [head, *(b"".join(pieces[at : at + step]) for at in range(0, count, step))]

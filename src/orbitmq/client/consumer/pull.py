@@ -532,6 +532,40 @@ def _is_reset(answer: Command) -> bool:
     return answer.code == ResponseCode.PULL_OFFSET_MOVED and answer.remark == _RESET
 
 
+# ---- messages of an answer, and their receiver
+
+
+class Receiver(Protocol):
+    """Takes what the pull loop finds: a push or a polled consumer. On the loop; must not block."""
+
+    def queues_changed(self, count: int) -> None:
+        """The number of pulled queues has changed."""
+
+    def held_back(self, owned: OwnedQueue) -> FlowReason | None:
+        """The limit that keeps a queue from being pulled for now."""
+
+    def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
+        """Take the messages that were found; returns how many matched.
+
+        Raises `MessageError` when they cannot be decoded, and has then taken none.
+        """
+
+    def passed(self, owned: OwnedQueue, next_offset: int) -> None:
+        """No message below `next_offset` matches, beside those received before."""
+
+    def moved(self, owned: OwnedQueue, pulled: Pulled) -> None:
+        """The broker has no message at the requested offset and names another one."""
+
+
+def decode_pulled(pulled: Pulled) -> list[StoredMessage]:
+    """The messages of a pull. Raises `MessageError`."""
+    stored = decode_messages(pulled.body)
+    for each in stored:
+        if each.sys_flag & BATCH_MASK == BATCH_MASK:
+            return without_inner_batches(stored, pulled.offset)
+    return stored
+
+
 # ---- the pull of one queue
 
 
@@ -934,101 +968,92 @@ class QueuePull:
             self._timer = None
 
 
-# ---- receivers of messages
+# ---- delays of pulls
+#
+# Ordinary delays (flow control, a pause) occur many times a second: the first of a queue is logged
+# and then every thousandth. Failures in a row end with a served pull: the first of each row is
+# logged and then every thousandth.
 
 
-class Receiver(Protocol):
-    """Takes what the pull loop finds: a push or a polled consumer. On the loop; must not block."""
-
-    def queues_changed(self, count: int) -> None:
-        """The number of pulled queues has changed."""
-
-    def held_back(self, owned: OwnedQueue) -> FlowReason | None:
-        """The limit that keeps a queue from being pulled for now."""
-
-    def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
-        """Take the messages that were found; returns how many matched.
-
-        Raises `MessageError` when they cannot be decoded, and has then taken none.
-        """
-
-    def passed(self, owned: OwnedQueue, next_offset: int) -> None:
-        """No message below `next_offset` matches, beside those received before."""
-
-    def moved(self, owned: OwnedQueue, pulled: Pulled) -> None:
-        """The broker has no message at the requested offset and names another one."""
+#: One line in the log for this many of a kind.
+EVERY = 1000
 
 
-def decode_pulled(pulled: Pulled) -> list[StoredMessage]:
-    """The messages of a pull. Raises `MessageError`."""
-    stored = decode_messages(pulled.body)
-    for each in stored:
-        if each.sys_flag & BATCH_MASK == BATCH_MASK:
-            return without_inner_batches(stored, pulled.offset)
-    return stored
+class PullDelay(enum.StrEnum):
+    """Why a pull is delayed, or unusual."""
+
+    NOT_RUNNING = "not running"
+    PAUSED = "paused"
+    CACHED_MESSAGES = FlowReason.MESSAGES
+    CACHED_BYTES = FlowReason.BYTES
+    OFFSET_SPAN = FlowReason.SPAN
+    NOT_LOCKED = "not locked"
+    NOT_SUBSCRIBED = "not subscribed"
+    NO_BROKER = "no broker"
+    NOT_SENT = "not sent"
+    NO_ANSWER = "no answer"
+    BROKER_BUSY = "broker busy"
+    REFUSED = "refused"
+    UNREADABLE = "unreadable answer"
+    #: The broker answered an empty pull without holding it.
+    NOT_HELD = "not held"
+    #: Not a delay: the broker named an offset below the requested one.
+    WENT_BACK = "went back"
+    ILLEGAL_OFFSET = "illegal offset"
+    FAILED = "failed"
 
 
-# ---- connections, routes and heartbeats for pulls
+#: Ordinary delays, not counted as failures in a row.
+_ORDINARY = frozenset(
+    {
+        PullDelay.PAUSED,
+        PullDelay.CACHED_MESSAGES,
+        PullDelay.CACHED_BYTES,
+        PullDelay.OFFSET_SPAN,
+        PullDelay.NOT_HELD,
+    }
+)
+#: The broker could not be reached.
+UNREACHED = frozenset({PullDelay.NO_BROKER, PullDelay.NOT_SENT, PullDelay.NO_ANSWER})
+#: Delays that need no attention. (A growing span means one message that does not finish.)
+_NO_TROUBLE = _ORDINARY - {PullDelay.OFFSET_SPAN}
 
 
-#: Seconds between two requests for the same thing.
-SPACING = 1.0
+def delays(settings: PullSettings) -> Mapping[PullDelay, float]:
+    """The delay in seconds for each reason."""
+    special = {
+        PullDelay.PAUSED: settings.paused_delay,
+        PullDelay.CACHED_MESSAGES: settings.flow_delay,
+        PullDelay.CACHED_BYTES: settings.flow_delay,
+        PullDelay.OFFSET_SPAN: settings.flow_delay,
+        PullDelay.NOT_HELD: settings.flow_delay,
+        PullDelay.BROKER_BUSY: settings.busy_delay,
+    }
+    return MappingProxyType({each: special.get(each, settings.error_delay) for each in PullDelay})
 
 
-class SharedRequests:
-    """Connections, routes and heartbeats, each requested once for all pulls that need it."""
+class PullDelayCounts:
+    """The delays of one queue."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._waiting: dict[Address, list[QueuePull]] = {}
-        #: When each route was last read and, under None, when the last heartbeat was sent.
-        self._requested: dict[str | None, float] = {}
+    __slots__ = ("_in_a_row", "totals")
 
-    def wait_for(self, address: Address, pull: QueuePull) -> None:
-        """Step the pull when there is a connection, or report the failure to it."""
-        waiting = self._waiting.get(address)
-        if waiting is not None:
-            waiting.append(pull)
-            return
-        self._waiting[address] = [pull]
-        self._engine.spawn(self._connect(address), f"connect to {address} for pulls")
+    def __init__(self) -> None:
+        self.totals: Counter[PullDelay] = Counter()
+        self._in_a_row = 0
 
-    async def _connect(self, address: Address) -> None:
-        failure: OrbitError | None = None
-        try:
-            await self._engine.connection(address)
-        except OrbitError as error:
-            failure = error
-        finally:
-            waiting = self._waiting.pop(address)
-        for pull in waiting:
-            if failure is None:
-                pull.step()
-            else:
-                pull.not_connected(failure)
+    def note(self, reason: PullDelay) -> int:
+        """Count one; returns the count if it is worth a line in the log, else 0."""
+        self.totals[reason] += 1
+        if reason in _ORDINARY:
+            count = self.totals[reason]
+        else:
+            self._in_a_row += 1
+            count = self._in_a_row
+        return count if count % EVERY == 1 else 0
 
-    def refresh_route(self, topic: str) -> None:
-        """Read a route, unless that was done just before."""
-        if self._is_due(topic):
-            self._engine.spawn(self._refresh(topic), f"refresh the route of {topic} for pulls")
-
-    async def _refresh(self, topic: str) -> None:
-        try:
-            await self._engine.routes.get(topic, refresh=True)
-        except OrbitError as error:
-            log.debug("route not refreshed: %s", error, extra={"topic": topic})
-
-    def heartbeat(self) -> None:
-        """Send a heartbeat, unless that was done just before: a broker does not know us."""
-        if self._is_due(None):
-            self._engine.spawn(self._engine.heartbeat(), "heartbeat for pulls")
-
-    def _is_due(self, what: str | None) -> bool:
-        now = self._engine.clock.monotonic()
-        if not self._engine.is_running or now - self._requested.get(what, -SPACING) < SPACING:
-            return False
-        self._requested[what] = now
-        return True
+    def served(self) -> None:
+        """A pull was served: the row of failures ends."""
+        self._in_a_row = 0
 
 
 # ---- refusals
@@ -1189,89 +1214,64 @@ def _is_of_all_topics(refusal: Refusal) -> bool:
     return isinstance(refusal, GroupRefused)
 
 
-# ---- delays of pulls
-#
-# Ordinary delays (flow control, a pause) occur many times a second: the first of a queue is logged
-# and then every thousandth. Failures in a row end with a served pull: the first of each row is
-# logged and then every thousandth.
+# ---- connections, routes and heartbeats for pulls
 
 
-#: One line in the log for this many of a kind.
-EVERY = 1000
+#: Seconds between two requests for the same thing.
+SPACING = 1.0
 
 
-class PullDelay(enum.StrEnum):
-    """Why a pull is delayed, or unusual."""
+class SharedRequests:
+    """Connections, routes and heartbeats, each requested once for all pulls that need it."""
 
-    NOT_RUNNING = "not running"
-    PAUSED = "paused"
-    CACHED_MESSAGES = FlowReason.MESSAGES
-    CACHED_BYTES = FlowReason.BYTES
-    OFFSET_SPAN = FlowReason.SPAN
-    NOT_LOCKED = "not locked"
-    NOT_SUBSCRIBED = "not subscribed"
-    NO_BROKER = "no broker"
-    NOT_SENT = "not sent"
-    NO_ANSWER = "no answer"
-    BROKER_BUSY = "broker busy"
-    REFUSED = "refused"
-    UNREADABLE = "unreadable answer"
-    #: The broker answered an empty pull without holding it.
-    NOT_HELD = "not held"
-    #: Not a delay: the broker named an offset below the requested one.
-    WENT_BACK = "went back"
-    ILLEGAL_OFFSET = "illegal offset"
-    FAILED = "failed"
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: dict[Address, list[QueuePull]] = {}
+        #: When each route was last read and, under None, when the last heartbeat was sent.
+        self._requested: dict[str | None, float] = {}
 
+    def wait_for(self, address: Address, pull: QueuePull) -> None:
+        """Step the pull when there is a connection, or report the failure to it."""
+        waiting = self._waiting.get(address)
+        if waiting is not None:
+            waiting.append(pull)
+            return
+        self._waiting[address] = [pull]
+        self._engine.spawn(self._connect(address), f"connect to {address} for pulls")
 
-#: Ordinary delays, not counted as failures in a row.
-_ORDINARY = frozenset(
-    {
-        PullDelay.PAUSED,
-        PullDelay.CACHED_MESSAGES,
-        PullDelay.CACHED_BYTES,
-        PullDelay.OFFSET_SPAN,
-        PullDelay.NOT_HELD,
-    }
-)
-#: The broker could not be reached.
-UNREACHED = frozenset({PullDelay.NO_BROKER, PullDelay.NOT_SENT, PullDelay.NO_ANSWER})
-#: Delays that need no attention. (A growing span means one message that does not finish.)
-_NO_TROUBLE = _ORDINARY - {PullDelay.OFFSET_SPAN}
+    async def _connect(self, address: Address) -> None:
+        failure: OrbitError | None = None
+        try:
+            await self._engine.connection(address)
+        except OrbitError as error:
+            failure = error
+        finally:
+            waiting = self._waiting.pop(address)
+        for pull in waiting:
+            if failure is None:
+                pull.step()
+            else:
+                pull.not_connected(failure)
 
+    def refresh_route(self, topic: str) -> None:
+        """Read a route, unless that was done just before."""
+        if self._is_due(topic):
+            self._engine.spawn(self._refresh(topic), f"refresh the route of {topic} for pulls")
 
-def delays(settings: PullSettings) -> Mapping[PullDelay, float]:
-    """The delay in seconds for each reason."""
-    special = {
-        PullDelay.PAUSED: settings.paused_delay,
-        PullDelay.CACHED_MESSAGES: settings.flow_delay,
-        PullDelay.CACHED_BYTES: settings.flow_delay,
-        PullDelay.OFFSET_SPAN: settings.flow_delay,
-        PullDelay.NOT_HELD: settings.flow_delay,
-        PullDelay.BROKER_BUSY: settings.busy_delay,
-    }
-    return MappingProxyType({each: special.get(each, settings.error_delay) for each in PullDelay})
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self._engine.routes.get(topic, refresh=True)
+        except OrbitError as error:
+            log.debug("route not refreshed: %s", error, extra={"topic": topic})
 
+    def heartbeat(self) -> None:
+        """Send a heartbeat, unless that was done just before: a broker does not know us."""
+        if self._is_due(None):
+            self._engine.spawn(self._engine.heartbeat(), "heartbeat for pulls")
 
-class PullDelayCounts:
-    """The delays of one queue."""
-
-    __slots__ = ("_in_a_row", "totals")
-
-    def __init__(self) -> None:
-        self.totals: Counter[PullDelay] = Counter()
-        self._in_a_row = 0
-
-    def note(self, reason: PullDelay) -> int:
-        """Count one; returns the count if it is worth a line in the log, else 0."""
-        self.totals[reason] += 1
-        if reason in _ORDINARY:
-            count = self.totals[reason]
-        else:
-            self._in_a_row += 1
-            count = self._in_a_row
-        return count if count % EVERY == 1 else 0
-
-    def served(self) -> None:
-        """A pull was served: the row of failures ends."""
-        self._in_a_row = 0
+    def _is_due(self, what: str | None) -> bool:
+        now = self._engine.clock.monotonic()
+        if not self._engine.is_running or now - self._requested.get(what, -SPACING) < SPACING:
+            return False
+        self._requested[what] = now
+        return True
