@@ -61,7 +61,7 @@ async def send(producer: AsyncProducer, number: int, seed: int) -> None:
         msgspec.json.encode(order),
         tags=tag,
         keys=order.order,
-        key=str(order.customer),  # the orders of a customer stay in order
+        ordering_key=str(order.customer),  # the orders of a customer stay in order
         timeout=30,
     )
 

@@ -34,7 +34,7 @@ def test_what_the_message_says_about_itself_travels_as_properties():
         b"x",
         tags="paid",
         keys=" o-1  o-2 ",
-        sharding_key="customer-7",
+        ordering_key="customer-7",
         properties={"country": "SE"},
         wait_stored=False,
     )
@@ -100,7 +100,7 @@ def test_each_kind_of_delay_has_its_property(fields, expected):
         ({"delay": "soon"}, "message.delay"),
         ({"deliver_at": -1}, "message.deliver_at"),
         ({"deliver_at": float("inf")}, "message.deliver_at"),
-        ({"sharding_key": ""}, "message.sharding_key"),
+        ({"ordering_key": ""}, "message.ordering_key"),
         ({"delay": 1, "delay_level": 1}, "message.delay"),
         ({"delay": 1, "deliver_at": 1_700_000_000}, "message.deliver_at"),
     ],

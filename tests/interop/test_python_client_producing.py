@@ -213,7 +213,7 @@ async def test_a_key_means_the_same_queue_in_both_languages(beside):
     async with beside.producer() as producer:
         of_ours = [await producer.send("OurKeys", "body-0", key=_java_value(key)) for key in KEYS]
         sharded = [
-            await producer.send(Message("OurKeys", "body-0", sharding_key=key)) for key in KEYS
+            await producer.send(Message("OurKeys", "body-0", ordering_key=key)) for key in KEYS
         ]
 
     wanted = {key: line["queueId"] for key, line in zip(KEYS, of_java, strict=True)}

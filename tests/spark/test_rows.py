@@ -48,7 +48,7 @@ def test_a_row_is_a_message():
             "keys": ["o-1", "c-7"],
             "properties": {"shop": "Köln", "UNIQ_KEY": "of another", "DELAY": "3"},
             "queueId": 3,
-            "shardingKey": "c-7",
+            "orderingKey": "c-7",
             "flag": 9,
         }
     )
@@ -67,7 +67,7 @@ def test_a_row_is_a_message():
 
 def test_columns_may_be_null():
     nothing = dict.fromkeys(
-        ("topic", "tags", "keys", "properties", "queueId", "shardingKey", "delayLevel", "deliverAt")
+        ("topic", "tags", "keys", "properties", "queueId", "orderingKey", "delayLevel", "deliverAt")
     )
 
     found = only({"body": "text", **nothing})
@@ -121,7 +121,7 @@ texts = st.one_of(
                 "body": st.one_of(st.none(), st.binary(max_size=5)),
                 "tags": texts,
                 "keys": texts,
-                "shardingKey": texts,
+                "orderingKey": texts,
                 "queueId": st.one_of(st.none(), st.integers(-3, 5)),
                 "delayLevel": st.one_of(st.none(), st.none(), st.integers(0, 3)),
                 "brokerName": st.sampled_from([None, "broker-a"]),
@@ -133,7 +133,7 @@ texts = st.one_of(
     ),
     chosen=st.sets(
         st.sampled_from(
-            ["tags", "keys", "shardingKey", "queueId", "delayLevel", "brokerName", "identity"]
+            ["tags", "keys", "orderingKey", "queueId", "delayLevel", "brokerName", "identity"]
         )
     ),
 )
@@ -182,7 +182,7 @@ def texts_of(*values: bytes) -> pa.StringArray:
         ),
         ("tags", texts_of(b"a", NO_TEXT, b"b"), "column tags is no text in UTF-8"),
         ("identity", texts_of(b"a", NO_TEXT, b"b"), "column identity is no text in UTF-8"),
-        ("shardingKey", texts_of(b"a", NO_TEXT, b"b"), "column shardingKey is no text in UTF-8"),
+        ("orderingKey", texts_of(b"a", NO_TEXT, b"b"), "column orderingKey is no text in UTF-8"),
         (
             "properties",
             pa.MapArray.from_arrays(

@@ -54,7 +54,7 @@ def test_rows_say_where_they_go(spark, cluster, topic):
         "CAST(id AS STRING) AS body",
         f"IF(id % 2 = 0, '{topic}', 'elsewhere') AS topic",
         "IF(id < 100, 2, NULL) AS queueId",
-        "IF(id >= 100, CONCAT('customer-', id % 5), NULL) AS shardingKey",
+        "IF(id >= 100, CONCAT('customer-', id % 5), NULL) AS orderingKey",
     )
     cluster.create_topic("elsewhere", queues=3)
 

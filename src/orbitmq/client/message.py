@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, Final, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
+from orbitmq.arguments import allowed_names, check_known, warn_deprecated
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import BodyUnreadable, MessageRefused, SettingError
@@ -39,6 +40,12 @@ _INT32: Final = range(-(2**31), 2**31)
 _LEVELS: Final = range(2**15)
 
 
+class FormerFields(TypedDict, total=False):
+    """Deprecated names."""
+
+    sharding_key: str | None  #: `ordering_key`
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Message:
     """What to send, and how it is to be found, filtered and delivered.
@@ -66,7 +73,7 @@ class Message:
     #: When it is delivered, in seconds since the epoch.
     deliver_at: float | None
     #: Messages with the same key go to the same queue, and keep their order.
-    sharding_key: str | None
+    ordering_key: str | None
     #: False: do not wait for the disk or for slaves where the broker would.
     wait_stored: bool
 
@@ -82,10 +89,19 @@ class Message:
         delay_level: int = 0,
         delay: Duration | None = None,
         deliver_at: Instant | None = None,
-        sharding_key: str | None = None,
+        ordering_key: str | int | None = None,
         wait_stored: bool = True,
+        tag: str | None = None,
+        **former: Unpack[FormerFields],
     ) -> None:
-        """Raises `MessageRefused`, which names the field and what is allowed."""
+        """Raises `MessageRefused`, which names the field and what is allowed.
+
+        `tag` is another name of `tags`.
+        """
+        if former:
+            ordering_key = _former_ordering_key(ordering_key, former)
+        if tag is not None:
+            tags = _one_tag(tag, tags)
         if problem := sending_problem(topic):
             raise MessageRefused("topic", f"is refused: {problem}")
         _put_topic(self, topic)
@@ -102,12 +118,16 @@ class Message:
         )
         _put_delay(self, None if delay is None else _delay(delay))
         _put_deliver_at(self, None if deliver_at is None else _deliver_at(deliver_at))
-        _put_sharding_key(
-            self, None if sharding_key is None else _text("sharding_key", sharding_key)
-        )
+        _put_ordering_key(self, None if ordering_key is None else _ordering_key(ordering_key))
         _put_wait_stored(self, bool(wait_stored))
         if delay_level or delay is not None or deliver_at is not None:
             self._check_one_delay()
+
+    @property
+    def sharding_key(self) -> str | None:
+        """Deprecated: `ordering_key`."""
+        warn_deprecated("Message.sharding_key", "ordering_key")
+        return self.ordering_key
 
     def all_properties(self) -> dict[str, str]:
         """A new dictionary of what travels as properties: the application's and the system's."""
@@ -116,8 +136,8 @@ class Message:
             found[TAGS] = self.tags
         if self.keys:
             found[KEYS] = " ".join(self.keys)
-        if self.sharding_key is not None:
-            found[SHARDING_KEY] = self.sharding_key
+        if self.ordering_key is not None:
+            found[SHARDING_KEY] = self.ordering_key
         if self.delay_level:
             found[DELAY] = str(self.delay_level)
         elif self.delay is not None:
@@ -160,9 +180,26 @@ class Message:
     _put_delay_level,
     _put_delay,
     _put_deliver_at,
-    _put_sharding_key,
+    _put_ordering_key,
     _put_wait_stored,
 ) = [getattr(Message, each.name).__set__ for each in fields(Message)]
+
+
+def _former_ordering_key(ordering_key: str | int | None, former: FormerFields) -> str | int | None:
+    check_known(former, (*allowed_names(Message.__init__), "sharding_key"))
+    warn_deprecated("sharding_key=", "ordering_key=")
+    return former["sharding_key"] if ordering_key is None else ordering_key
+
+
+def _ordering_key(key: str | int) -> str:
+    """A number is written as text: other clients have texts only."""
+    return _text("ordering_key", str(key) if type(key) is int else key)
+
+
+def _one_tag(tag: str, tags: str | None) -> str:
+    if tags is not None:
+        raise MessageRefused("tag", "is another name of tags; give one of them")
+    return tag
 
 
 def _unpickle(values: dict[str, Any]) -> Message:
@@ -342,6 +379,11 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
     @property
     def tags(self) -> str | None:
         return self.stored.tags
+
+    @property
+    def ordering_key(self) -> str | None:
+        """Messages with the same key are in the same queue, in their order."""
+        return self.stored.get_property(SHARDING_KEY)
 
     @property
     def keys(self) -> tuple[str, ...]:

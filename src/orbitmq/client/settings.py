@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import ssl
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from orbitmq.arguments import explained
 from orbitmq.errors import SettingError
 from orbitmq.parsing import Fields, instance
 from orbitmq.remoting.settings import Address, AddressError, ChannelSettings, parse_address
@@ -16,8 +16,11 @@ from orbitmq.wire.command import Credentials
 
 #: Asked in this order when no name server is given.
 NAME_SERVER_VARIABLES = ("ORBITMQ_NAME_SERVER", "NAMESRV_ADDR")
+#: Where `orbitmq up` starts one.
+DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     """One client: a set of connections that producers, consumers and admins may share.
@@ -65,9 +68,10 @@ def resolve(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> ClientSettings:
-    """Settings with name servers: those given here, those of `client`, or the environment's.
+    """Settings with name servers: those given here, those of `client`, the environment's, or ours.
 
-    Several name servers are a sequence, or one text with `;` or `,` between them.
+    Ours is the one that `orbitmq up` starts. Several name servers are a sequence, or one text with
+    `;` or `,` between them. The environment is read at each call.
     """
     settings = ClientSettings() if client is None else instance(client, "client", ClientSettings)
     if name_server is not None:
@@ -81,15 +85,7 @@ def resolve(
     for name in NAME_SERVER_VARIABLES:
         if found := split_name_servers(variables.get(name, "")):
             return replace(settings, name_servers=found)
-    raise SettingError(
-        "no name server is given: pass name_server='host:9876', or set "
-        f"{' or '.join(NAME_SERVER_VARIABLES)}"
-    )
-
-
-def warn_deprecated(former: str, replacement: str) -> None:
-    """Warn the caller's caller about a former name. docs/deprecations.md lists them."""
-    warnings.warn(f"{former} is deprecated; use {replacement}", DeprecationWarning, stacklevel=3)
+    return replace(settings, name_servers=(DEFAULT_NAME_SERVER,))
 
 
 def split_name_servers(given: str | Iterable[str]) -> tuple[str, ...]:

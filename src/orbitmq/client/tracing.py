@@ -23,12 +23,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from orbitmq.arguments import warn_deprecated
 from orbitmq.client.consumer.verdict import DEAD, DeadLetter
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.core import SendOptions, parse_send_args
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.send import SendResult
-from orbitmq.client.settings import warn_deprecated
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import MissingExtra
 
@@ -294,8 +294,8 @@ def _sent_attributes(messages: Sequence[Message], operation: str) -> Attributes:
         found["messaging.rocketmq.message.tag"] = first.tags
     if first.keys:
         found["messaging.rocketmq.message.keys"] = first.keys
-    if first.sharding_key is not None:
-        found["messaging.rocketmq.message.group"] = first.sharding_key
+    if first.ordering_key is not None:
+        found["messaging.rocketmq.message.group"] = first.ordering_key
     if first.delay_level:
         found["messaging.rocketmq.message.delay_time_level"] = first.delay_level
     if first.deliver_at is not None:
@@ -338,7 +338,7 @@ _SENDS: Final = {
     "request": "request",
 }
 #: Options of these methods that are no fields of a message.
-_CALL_OPTIONS: Final = ("queue", "selector", "key", "timeout")
+_CALL_OPTIONS: Final = ("queue", "selector", "timeout")
 
 
 def _traced(tracing: Tracing, producer: Producer | AsyncProducer, name: str) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from orbitmq.arguments import warn_deprecated
 from orbitmq.client.errors import NoNameServer
 from orbitmq.client.message import Message
 from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
@@ -199,7 +200,7 @@ def stream_writer(
     return RocketMQRowStreamWriter(options, schema, overwrite=overwrite)
 
 
-# Writing a partition. A row chooses its queue by `queueId` or `shardingKey`; other rows go to the
+# Writing a partition. A row chooses its queue by `queueId` or `orderingKey`; other rows go to the
 # queues in turn, starting at one that depends on the partition, so that a repeated write uses the
 # same queues. A `queueId` alone counts through the queues of all brokers; with `brokerName` it is
 # the number at that broker. If the topic lacks that queue, all its rows go to one other queue, so
@@ -464,6 +465,7 @@ class RowReader:
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Written | RowRefused]:
         """A message or an error for every row."""
+        batch = batch.rename_columns([_SYNONYMS.get(each, each) for each in batch.schema.names])
         names = [name for name in _FIELDS if name in batch.schema.names]
         unreadable: dict[int, str] = {}
         columns = {name: _values(name, batch.column(name), unreadable) for name in names}
@@ -473,7 +475,7 @@ class RowReader:
         first, self._row = self._row, self._row + batch.num_rows
         nothing = [None] * batch.num_rows
         bodies = columns["body"]
-        queues, keys = columns.get("queueId", nothing), columns.get("shardingKey", nothing)
+        queues, keys = columns.get("queueId", nothing), columns.get("orderingKey", nothing)
         brokers, identities = columns.get("brokerName", nothing), columns.get("identity", nothing)
         for place, properties in enumerate(plain):
             if unreadable and place in unreadable:
@@ -527,7 +529,7 @@ class RowReader:
             flag=row.get("flag") or 0,
             delay_level=row.get("delayLevel") or 0,
             deliver_at=deliver_at,
-            sharding_key=row.get("shardingKey") or None,
+            ordering_key=row.get("orderingKey") or None,
         )
         properties = encode_properties(message.all_properties())
         content = BatchElement(message.body, message.flag, properties)
@@ -540,7 +542,7 @@ class RowReader:
             unique_id,
             queue,
             row.get("brokerName"),
-            message.sharding_key,
+            message.ordering_key,
             bool(message.delay_level) or deliver_at is not None,
         )
 
@@ -584,7 +586,7 @@ def plain_properties(batch: pa.RecordBatch) -> list[bytes | None]:
     body = batch.column("body")
     is_plain = pc.greater(pc.fill_null(pc.binary_length(body), 0), 0)
     parts = []
-    for column, name in (("tags", TAGS), ("keys", KEYS), ("shardingKey", SHARDING_KEY)):
+    for column, name in (("tags", TAGS), ("keys", KEYS), ("orderingKey", SHARDING_KEY)):
         if column not in batch.schema.names:
             continue
         texts = batch.column(column)
@@ -627,7 +629,7 @@ _FIELDS: Final = (
     "properties",
     "queueId",
     "brokerName",
-    "shardingKey",
+    "orderingKey",
     "delayLevel",
     "deliverAt",
     "flag",
@@ -653,12 +655,14 @@ WRITABLE: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
     "properties": ((MapType,), "map<string,string>"),
     "queueId": (_NUMBERS, "int"),
     "brokerName": ((StringType,), "string"),
-    "shardingKey": ((StringType,), "string"),
+    "orderingKey": ((StringType,), "string"),
     "delayLevel": (_NUMBERS, "int"),
     "deliverAt": ((TimestampType,), "timestamp"),
     "flag": (_NUMBERS, "int"),
     "identity": ((StringType,), "string"),
 }
+#: Other names of these columns; `shardingKey` is deprecated.
+_SYNONYMS: Final[Mapping[str, str]] = {"shardingKey": "orderingKey", "tag": "tags"}
 #: Columns that brokers set: rows that were read can be written as they are.
 IGNORED: Final = frozenset(COLUMNS.keys() - WRITABLE.keys())
 
@@ -673,12 +677,19 @@ def check_writable(schema: StructType, *, topic: str | None) -> None:
     for column in schema.fields:
         if column.name in IGNORED:
             continue
-        if column.name not in WRITABLE:
+        name = _SYNONYMS.get(column.name, column.name)
+        if name != column.name and name in names:
+            raise SchemaRefused(
+                f"column {column.name!r} is another name of {name!r}; write one of them"
+            )
+        if column.name == "shardingKey":
+            warn_deprecated("the column 'shardingKey'", "'orderingKey'")
+        if name not in WRITABLE:
             raise SchemaRefused(
                 f"column {column.name!r} cannot be written; leave it out, or put it into the map "
                 f"'properties'. There are: {', '.join(WRITABLE)}"
             )
-        kinds, text = WRITABLE[column.name]
+        kinds, text = WRITABLE[name]
         if not isinstance(column.dataType, kinds) or not _holds_texts(column.dataType):
             raise SchemaRefused(
                 f"column {column.name!r} must be {text}, it is {column.dataType.simpleString()}"
@@ -703,7 +714,7 @@ def written_columns(schema: StructType) -> pa.Schema:
         ArrayType: pa.list_(pa.string()),
         MapType: pa.map_(pa.string(), pa.string()),
     }
-    written = [column for column in schema.fields if column.name in WRITABLE]
+    written = [each for each in schema.fields if each.name in WRITABLE or each.name in _SYNONYMS]
     return pa.schema([(column.name, kinds[type(column.dataType)]) for column in written])
 
 

@@ -66,9 +66,9 @@ async def test_the_same_key_goes_to_the_same_queue_as_java_puts_it(cluster, prod
 
     for key in [f"order-{number}" for number in range(20)]:
         results = [
-            await producer.send("orders", b"1", key=key),
+            await producer.send("orders", b"1", ordering_key=key),
             await producer.send("orders", b"2", selector=by_key(key)),
-            await producer.send(Message("orders", b"3", sharding_key=key)),
+            await producer.send(Message("orders", b"3", ordering_key=key)),
         ]
 
         expected = queues[abs(java_hash(key)) % 8]
@@ -118,16 +118,16 @@ async def test_a_batch_has_an_id_of_its_own_only_for_brokers_that_keep_it_apart(
     assert sent.properties["WAIT"] == "true"
 
 
-async def test_messages_of_a_batch_go_to_the_queues_of_their_sharding_keys(cluster, producer):
+async def test_messages_of_a_batch_go_to_the_queues_of_their_ordering_keys(cluster, producer):
     keys = ["order-1", "order-2", None, "order-1", "order-3", None, "order-2", "order-1"] * 3
     messages = [
-        Message("orders", b"%d" % number, sharding_key=key) for number, key in enumerate(keys)
+        Message("orders", b"%d" % number, ordering_key=key) for number, key in enumerate(keys)
     ]
 
     results = await producer.send_batch(messages)
 
     single = {
-        key: (await producer.send("orders", b"one", sharding_key=key)).queue
+        key: (await producer.send("orders", b"one", ordering_key=key)).queue
         for key in ("order-1", "order-2", "order-3")
     }
     bodies = {each.unique_id: each.body for each in cluster.messages("orders")}
@@ -148,15 +148,20 @@ ORDERS = Queue("orders", "a", 0)
     ("topics", "options", "error", "match"),
     [
         (["orders", "payments"], {"queue": ORDERS}, MessageRefused, r"\[1\]\.topic is 'payments'"),
-        (["orders"], {"queue": ORDERS, "key": "k"}, SettingError, "queue and key exclude"),
+        (
+            ["orders"],
+            {"queue": ORDERS, "ordering_key": "k"},
+            SettingError,
+            "queue and ordering_key exclude",
+        ),
         (["nowhere"] * 2, {}, SendFailed, "0 of 2 messages are stored"),
     ],
 )
-@pytest.mark.parametrize("sharding_key", [None, "order-1"])
+@pytest.mark.parametrize("ordering_key", [None, "order-1"])
 async def test_a_batch_that_cannot_be_sent_is_refused_as_a_whole(
-    topics, options, error, match, sharding_key
+    topics, options, error, match, ordering_key
 ):
-    messages = [Message(topic, b"x", sharding_key=sharding_key) for topic in topics]
+    messages = [Message(topic, b"x", ordering_key=ordering_key) for topic in topics]
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         with pytest.raises(error, match=match) as caught:
             await producer.send_batch(messages, **options)
@@ -286,7 +291,9 @@ async def test_submits_that_wait_for_room_keep_their_order():
     settings = SendSettings(max_in_flight=2, timeout=DEADLINE)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         bodies = [b"%d" % number for number in range(50)]
-        submits = [asyncio.create_task(producer.submit("orders", body, key=1)) for body in bodies]
+        submits = [
+            asyncio.create_task(producer.submit("orders", body, ordering_key=1)) for body in bodies
+        ]
         await asyncio.gather(*submits)
         await producer.flush()
 

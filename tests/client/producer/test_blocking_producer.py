@@ -243,7 +243,9 @@ def test_a_callback_may_submit_and_does_not_wait_for_room(cluster, topic):
 
 
 def test_a_batch_is_sent_from_any_iterable(cluster, producer, topic):
-    results = producer.send_batch((Message(topic, b"%d" % number) for number in range(100)), key=1)
+    results = producer.send_batch(
+        (Message(topic, b"%d" % number) for number in range(100)), ordering_key=1
+    )
 
     assert [result.queue_offset for result in results] == list(range(100))
     assert [message.body for message in cluster.messages(topic)] == [b"%d" % n for n in range(100)]

@@ -50,7 +50,7 @@ async def test_a_send_says_what_brokers_want_to_know():
     assert sent.code == RequestCode.SEND_MESSAGE_V2
     header = sent.header
     assert (header.producer_group, header.topic, header.broker_name) == ("svc", "orders", "a")
-    assert (header.default_topic, header.default_topic_queue_nums) == ("TBW102", 4)
+    assert (header.default_topic, header.default_topic_queue_nums) == ("TBW102", 8)
     assert (header.flag, header.sys_flag, header.reconsume_times) == (5, 0, 0)
     assert (header.batch, header.unit_mode, sent.body) == (False, False, b"body")
     assert sent.properties["TAGS"] == "paid"

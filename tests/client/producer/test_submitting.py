@@ -61,8 +61,8 @@ async def test_what_waits_behind_others_fails_when_its_own_time_is_up(is_topic_k
             await _stop(cluster, "a")
         else:
             cluster.name_server.refusal = ResponseCode.SERVICE_NOT_AVAILABLE
-        first = producer.submit("orders", b"first", key=1, timeout=3)
-        later = [producer.submit("orders", b"later", key=1, timeout=0.1) for _ in range(3)]
+        first = producer.submit("orders", b"first", ordering_key=1, timeout=3)
+        later = [producer.submit("orders", b"later", ordering_key=1, timeout=0.1) for _ in range(3)]
 
         await until(lambda: all(each.done() for each in (first, *later)))
 
@@ -98,15 +98,15 @@ async def test_messages_of_a_key_keep_their_order_while_their_broker_refuses_con
         cluster.producer(sending=UNCOMPRESSED) as own,
     ):
         producer = threaded if is_threaded else own
-        await own.send("orders", b"x", key=7)
-        await asyncio.to_thread(threaded.send, "orders", b"x", key=7)
+        await own.send("orders", b"x", ordering_key=7)
+        await asyncio.to_thread(threaded.send, "orders", b"x", ordering_key=7)
         bodies = [b"%d" % number for number in range(100)]
         sent: list[asyncio.Future[SendResult]] = []
         async with cluster.brokers["a"].refusing():
             for core in (own._core, threaded._core):
                 await until(partial(lambda core: not core.publisher._links.is_open("a"), core))
             for body in bodies:
-                submitted = producer.submit("orders", body, key=7)
+                submitted = producer.submit("orders", body, ordering_key=7)
                 if isinstance(submitted, concurrent.futures.Future):
                     sent.append(asyncio.wrap_future(submitted))
                 else:

@@ -622,5 +622,5 @@ def test_former_names_of_options_still_work_with_a_warning():
         pytest.warns(DeprecationWarning, match="use strategy="),
     ):
         AsyncPullConsumer("billing", name_server="a:1", allocation="nope")
-    with pytest.raises(TypeError, match="no option colour"):
+    with pytest.raises(TypeError, match="no argument 'colour'"):
         AsyncPullConsumer("billing", name_server="a:1", colour="red")  # type: ignore[call-arg]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from orbitmq.arguments import explained
 from orbitmq.client.admin.cluster import ClusterStatus, ClusterView, RuntimeInfo
 from orbitmq.client.admin.config import AsyncConfig
 from orbitmq.client.admin.deadletters import AsyncDeadLetters
@@ -25,6 +26,7 @@ from orbitmq.errors import NotRunning
 from orbitmq.parsing import positive, whole
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminSettings:
     """Limits of an admin."""
@@ -37,6 +39,7 @@ class AdminSettings:
         positive(self.timeout, "admin.timeout")
 
 
+@explained()
 class AsyncAdmin(AsyncLife):
     """Administration of a cluster.
 
@@ -146,6 +149,7 @@ def _each(thread: LoopThread, results: AsyncGenerator[R, None]) -> Generator[R, 
             thread.run(close())
 
 
+@explained()
 class Topics(BlockingFace):
     """Administration of topics."""
 
@@ -160,6 +164,7 @@ class Topics(BlockingFace):
     delete = waiting(AsyncTopics.delete)
 
 
+@explained()
 class Groups(BlockingFace):
     """Administration of groups."""
 
@@ -176,6 +181,7 @@ class Groups(BlockingFace):
     delete = waiting(AsyncGroups.delete)
 
 
+@explained()
 class Progress(BlockingFace):
     """Moves progress."""
 
@@ -186,6 +192,7 @@ class Progress(BlockingFace):
     apply = waiting(AsyncProgress.apply)
 
 
+@explained()
 class Messages(BlockingFace):
     """Looks messages up."""
 
@@ -201,6 +208,7 @@ class Messages(BlockingFace):
     track = waiting(AsyncMessages.track)
 
 
+@explained()
 class DeadLetters(BlockingFace):
     """Dead letters: found, looked at, sent again, exported."""
 
@@ -212,6 +220,7 @@ class DeadLetters(BlockingFace):
     export = waiting(AsyncDeadLetters.export)
 
 
+@explained()
 class Consumers(BlockingFace):
     """Looks at clients."""
 
@@ -221,6 +230,7 @@ class Consumers(BlockingFace):
     consume_directly = waiting(AsyncConsumers.consume_directly)
 
 
+@explained()
 class Config(BlockingFace):
     """Looks after running servers."""
 
@@ -239,6 +249,7 @@ class Config(BlockingFace):
     ordered_topics = waiting(AsyncConfig.ordered_topics)
 
 
+@explained()
 class Admin(BlockingFace, Life):
     """Administration of a cluster, for code without an event loop.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orbitmq.arguments import explained
 from orbitmq.client.admin.requests import AdminRequests, BrokerNode
 from orbitmq.client.errors import BadRequest, NotEffective
 from orbitmq.remoting.settings import Address
@@ -26,6 +27,7 @@ ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
 
 
+@explained()
 class AsyncConfig:
     """Reads and changes settings of running servers."""
 

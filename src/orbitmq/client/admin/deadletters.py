@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
+from orbitmq.arguments import explained
 from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Failed
 from orbitmq.client.admin.topics import AsyncTopics, Permission
 from orbitmq.client.errors import AdminError, BadRequest, GroupNotFound, TopicNotFound
@@ -439,6 +440,7 @@ class ResendReport:
         return tuple(each for each in self.outcomes if each.result is ResendResult.FAILED)
 
 
+@explained()
 class AsyncDeadLetters:
     """Lists, counts, exports and resends dead letters."""
 

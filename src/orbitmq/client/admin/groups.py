@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from orbitmq.arguments import explained
 from orbitmq.client.admin.members import (
     AsyncConsumers,
     Finding,
@@ -83,6 +84,7 @@ SYSTEM_GROUPS = frozenset(
 )
 
 
+@explained()
 class AsyncGroups:
     """Administration of groups."""
 

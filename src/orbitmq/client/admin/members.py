@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from orbitmq.arguments import explained
 from orbitmq.client.admin.requests import (
     AdminRequests,
     BrokerNode,
@@ -54,6 +55,7 @@ _CONSUME_TYPES = {
 }
 
 
+@explained()
 class AsyncConsumers:
     """Reads the state of clients."""
 

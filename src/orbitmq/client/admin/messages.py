@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from orbitmq.arguments import explained
 from orbitmq.client.admin.deadletters import RESENT_FROM
 from orbitmq.client.admin.groups import ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers, Members, stored_at
@@ -76,6 +77,7 @@ class _Found:
     refusal: BrokerRefused | None
 
 
+@explained()
 class AsyncMessages:
     """Finds and reads messages."""
 

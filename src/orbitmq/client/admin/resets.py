@@ -12,6 +12,7 @@ from datetime import datetime
 
 import msgspec
 
+from orbitmq.arguments import explained
 from orbitmq.client.admin.cluster import is_orbitmq
 from orbitmq.client.admin.groups import GroupConfigs, ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers
@@ -309,6 +310,7 @@ WATCHED = 1.0
 _LOOK_AGAIN = 0.2
 
 
+@explained()
 class AsyncProgress:
     """Plans and applies moves of progress."""
 

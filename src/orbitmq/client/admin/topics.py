@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from orbitmq.arguments import explained
 from orbitmq.client.admin.config import ORDER_NAMESPACE, AsyncConfig
 from orbitmq.client.admin.requests import (
     AdminRequests,
@@ -417,6 +418,7 @@ VISIBLE_WITHIN = 10.0
 _LOOK_AGAIN = 0.05
 
 
+@explained()
 class AsyncTopics:
     """Administration of topics."""
 

@@ -24,9 +24,9 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
-    cast,
 )
 
+from orbitmq.arguments import check_known, explained
 from orbitmq.client.consumer.dispatch import (
     WORKERS_END,
     Bindings,
@@ -157,6 +157,7 @@ class _Last(NamedTuple):
     statistics: ConsumerStatistics
 
 
+@explained()
 class AsyncConsumer:
     """A member of a consumer group, with handlers for one topic or several.
 
@@ -218,6 +219,7 @@ class AsyncConsumer:
         """
         if callable(topic):
             raise SettingError('the decorator needs a topic: write @consumer.on("topic")')
+        check_known(options, tuple(HandlerArguments.__annotations__))
 
         def register(function: F) -> F:
             self._check_not_started()
@@ -483,6 +485,7 @@ def _now(
     return blocking
 
 
+@explained()
 class Consumer(Life):
     """A member of a consumer group, with handlers for one topic or several.
 
@@ -1089,7 +1092,7 @@ class Registrations:
         **options: Unpack[HandlerArguments],
     ) -> Registration:
         """Register a handler of a topic."""
-        _check_known(options, HandlerArguments, "a handler")
+        check_known(options, tuple(HandlerArguments.__annotations__))
         batch = options.get("batch")
         common = self._common(options)
         binding = bind_handler(function, group=self._group, batch=batch, **common)
@@ -1099,7 +1102,7 @@ class Registrations:
         self, topic: str, function: ListenerFunction, **options: Unpack[ListenerArguments]
     ) -> Registration:
         """Register a low-level listener of a topic."""
-        _check_known(options, ListenerArguments, "a listener")
+        check_known(options, tuple(ListenerArguments.__annotations__))
         common = self._common(options)
         binding = bind_listener(function, group=self._group, in_order=self._in_order, **common)
         return self._put(topic, binding, options)
@@ -1178,7 +1181,7 @@ class ConsumerOptions:
 
 def checked_options(**arguments: Unpack[OptionArguments]) -> ConsumerOptions:
     """The checked options. Raises `SettingError`; separate numbers override those in `consume`."""
-    _check_known(arguments, OptionArguments, "a consumer")
+    check_known(arguments, tuple(OptionArguments.__annotations__))
     options: dict[str, Any] = {**arguments}
     for name, check in _CHECKS.items():
         if name in options:
@@ -1189,13 +1192,6 @@ def checked_options(**arguments: Unpack[OptionArguments]) -> ConsumerOptions:
         part = options.get(name)
         options[name] = kind() if part is None else instance(part, name, kind)
     return ConsumerOptions(**options | {"consume": replace(options["consume"], **given)})
-
-
-def _check_known(options: object, kind: type, what: str) -> None:
-    """Raise `TypeError` for an option with a wrong name."""
-    unknown = set(cast("Mapping[str, object]", options)) - kind.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"{what} has no option {', '.join(sorted(unknown))}")
 
 
 def checked_group(group: str) -> str:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orbitmq.arguments import explained
 from orbitmq.errors import SettingError
 from orbitmq.parsing import Fields
 
@@ -19,6 +20,7 @@ MOST_WORKERS = 1000
 LARGEST_BATCH = 1024
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeSettings:
     """Numbers and seconds of consumption. The defaults are RocketMQ's unless a comment says so.
@@ -53,6 +55,7 @@ class ConsumeSettings:
 KIB = 1024
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSettings:
     """Every interval of a pull, in seconds."""
@@ -126,6 +129,7 @@ class FlowLimits:
         return None
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSettings:
     """How far a consumer fetches ahead."""
@@ -163,6 +167,7 @@ def _share(per_queue: int, per_topic: int | None, queues: int) -> int:
 _MAY_BE_ZERO = ("handover", "return_grace", "spacing", "silence", "persist_idle")
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceSettings:
     """Times in seconds. The defaults are RocketMQ's where it has them."""

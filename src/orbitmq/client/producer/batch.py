@@ -2,7 +2,7 @@
 
 A frame of a batch has messages of one topic, all for one queue, and the broker stores them one
 after the other or not at all. Messages of several topics are sorted apart, and so are those that a
-sharding key binds to a queue, each queue's in their own order; what does not fit into one frame, or
+ordering key binds to a queue, each queue's in their own order; what does not fit into one frame, or
 differs from it in `wait_stored`, goes into the next.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import Draft
-from orbitmq.client.producer.send import Sending, SendResult, by_key, by_sharding_key
+from orbitmq.client.producer.send import Sending, SendResult, by_key, by_ordering_key
 from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused, OrbitError, SendFailed, SettingError
 from orbitmq.message.properties import UNIQ_KEY, WAIT
@@ -149,16 +149,16 @@ async def send_in_batches(
     timeout: float,  # noqa: ASYNC109  # for all frames together
     *,
     queue: Queue | None = None,
-    key: str | int | None = None,
+    ordering_key: str | int | None = None,
 ) -> list[SendResult]:
     """Send messages in frames of a message's most bytes. Raises `SendFailed`.
 
     Before anything is sent `MessageRefused`, and `SettingError` for a queue and a key.
     """
     publisher, drafting, monotonic = core.running(), core.drafting, core.monotonic
-    if queue is not None and key is not None:
-        raise SettingError("queue and key exclude each other: give one of them")
-    select = None if key is None else by_key(key)
+    if queue is not None and ordering_key is not None:
+        raise SettingError("queue and ordering_key exclude each other: give one of them")
+    select = None if ordering_key is None else by_key(ordering_key)
     deadline = monotonic() + timeout
     results: list[SendResult | None] = [None] * len(messages)
     limit = core.settings.max_message_size
@@ -217,12 +217,12 @@ async def _bound(
     drafting: Drafting,
     left: Callable[[], float],
 ) -> dict[int, Queue]:
-    """The queues of the messages that have a sharding key, by their places."""
+    """The queues of the messages that have an ordering key, by their places."""
     bound: dict[int, Queue] = {}
     #: One look for the whole call: queues that come or go meanwhile do not part a key's messages.
     of_topics: dict[str, tuple[Queue, ...]] = {}
     for place, message in enumerate(messages):
-        if message.sharding_key is None:
+        if message.ordering_key is None:
             continue
         topic = message.topic
         if topic not in of_topics:
@@ -230,7 +230,7 @@ async def _bound(
                 of_topics[topic] = await publisher.queues(drafting.wire_topic(topic), left())
             except OrbitError as error:
                 raise _failed(topic, error, [None] * len(messages)) from error
-        bound[place] = by_sharding_key(of_topics[topic], message)
+        bound[place] = by_ordering_key(of_topics[topic], message)
     return bound
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import enum
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast
 
 import msgspec
 
+from orbitmq.arguments import check_known, explained, warn_deprecated
 from orbitmq.client.engine import Engine, ProcessCheck, own_ip
 from orbitmq.client.message import Message
 from orbitmq.client.producer.request import Requests
@@ -21,7 +23,7 @@ from orbitmq.client.producer.send import (
     SendCounts,
     Sending,
     by_key,
-    by_sharding_key,
+    by_ordering_key,
 )
 from orbitmq.client.producer.transactions import Checks, OpenTransactions, Transactions
 from orbitmq.client.routes import Queue
@@ -244,7 +246,7 @@ class ProducerCore:
 
     def sending(self, message: Message | str, body: Body | None, options: SendOptions) -> Sending:
         """The state of a new call. May be called by any thread."""
-        if not options and isinstance(message, Message) and body is message.sharding_key is None:
+        if not options and isinstance(message, Message) and body is message.ordering_key is None:
             # Most calls are so, and there is nothing to check.
             draft = self.drafting.draft(message)
             return Sending(draft, self.monotonic(), self.settings.timeout)
@@ -257,6 +259,7 @@ class ProducerCore:
         """The same on the loop, or on a thread if the body is large."""
         content = message.body if isinstance(message, Message) else body
         if content is not None and self.settings.compress_from > 0 and len(content) >= _LARGE:
+            check_known(options, SEND_NAMES)  # here, where the caller is known
             return await asyncio.to_thread(self.sending, message, body, options)
         return self.sending(message, body, options)
 
@@ -305,6 +308,7 @@ class Compression(enum.IntEnum):
     ZSTD = COMPRESSION_ZSTD  #: needs orbitmq[zstd]
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendSettings:
     """Deadlines, retries and limits of one producer."""
@@ -328,7 +332,7 @@ class SendSettings:
     max_in_flight: int = 1024  #: submitted messages without an answer; above, `submit` waits
     max_in_flight_bytes: int = 32 * MIB  #: the same for their bodies
     auto_create_topic: str = AUTO_CREATE_TOPIC  #: template of topics made by sending to them
-    auto_create_queues: int = 4  #: queues per broker of such a topic
+    auto_create_queues: int = 8  #: queues per broker of such a topic
     check_workers: int = 4  #: checks of transactions that run at a time
 
     def __post_init__(self) -> None:
@@ -355,23 +359,32 @@ class MessageFields(TypedDict, total=False):
     """The fields of a message that is not given as a `Message`."""
 
     tags: str | None
-    keys: str | Iterable[str]
+    tag: str | None  #: another name of `tags`
+    keys: str | Iterable[str]  #: what the message is looked up by
+    #: Messages with the same key go to the same queue, and keep their order.
+    ordering_key: str | int | None
     properties: Mapping[str, str]
     flag: int
     delay_level: int
     delay: Duration | None
     deliver_at: Instant | None
-    sharding_key: str | None
     wait_stored: bool
+    sharding_key: str | None  #: deprecated: `ordering_key`
 
 
 class SendOptions(MessageFields, total=False):
     """Where a message goes and how long that may take, and the fields of the message."""
 
     queue: Queue | None  #: to this queue only
-    key: str | int | None  #: to the queue of this key: the same key, the same queue
+    key: str | int | None  #: deprecated: `ordering_key`
     selector: Selector | None  #: to the queue that this function picks
     timeout: Duration | None  #: for the whole call; None: as the producer's settings say
+
+
+#: The names that a hint of a sending method may mention.
+SEND_NAMES: Final = tuple(
+    name for name in SendOptions.__annotations__ if name not in ("key", "sharding_key")
+)
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -399,23 +412,33 @@ def parse_send_args(
     """
     rest = cast("dict[str, Any]", {**options})
     queue = rest.pop("queue", None)
-    key = rest.pop("key", None)
     select = rest.pop("selector", None)
     timeout = rest.pop("timeout", None)
+    key = rest.pop("key", None)
     if isinstance(message, Message):
+        ordering_key = rest.pop("ordering_key", None)
         if body is not None or rest:
+            check_known(rest, SEND_NAMES)
             names = ", ".join(["body"] * (body is not None) + sorted(rest))
             raise MessageRefused(names, "cannot be given beside a whole Message; change that one")
+        if ordering_key is not None:
+            message = dataclasses.replace(message, ordering_key=ordering_key)
     elif body is None:
+        check_known(rest, SEND_NAMES)
         raise MessageRefused("body", "is missing; give a Message, or a topic and a body")
     else:
-        message = Message(message, body, **rest)
+        try:
+            message = Message(message, body, **rest)
+        except TypeError:
+            check_known(rest, SEND_NAMES)
+            raise
     if sum(given is not None for given in (queue, key, select)) > 1:
         raise SettingError("queue, key and selector exclude each other: give one of them")
     if key is not None:
+        warn_deprecated("key=", "ordering_key= (keys= is what messages are looked up by)")
         select = by_key(key)
-    elif queue is None and select is None and message.sharding_key is not None:
-        select = by_sharding_key
+    elif queue is None and select is None and message.ordering_key is not None:
+        select = by_ordering_key
     return Call(message, queue, select, _timeout(timeout, default_timeout))
 
 

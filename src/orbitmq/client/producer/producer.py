@@ -12,6 +12,7 @@ from typing import Final, Self, Unpack
 
 from msgspec.structs import replace
 
+from orbitmq.arguments import explained, warn_deprecated
 from orbitmq.client.engine import AsyncLife, Engine
 from orbitmq.client.errors import NoReply, RecallUnsupported
 from orbitmq.client.loopthread import BlockingFace, Life, LoopThread, waiting
@@ -51,6 +52,7 @@ _REPLY: Final = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 _GRACE: Final = 1.0
 
 
+@explained(besides=("send", "submit", "send_one_way"))
 class AsyncProducer(AsyncLife):
     """Sends messages; many `send` at a time share one connection to each broker.
 
@@ -162,19 +164,22 @@ class AsyncProducer(AsyncLife):
         messages: Iterable[Message],
         *,
         queue: Queue | None = None,
-        key: str | int | None = None,
+        ordering_key: str | int | None = None,
+        key: str | int | None = None,  # deprecated
         timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
     ) -> list[SendResult]:
         """Send many messages in few frames; the results are in the order of the messages.
 
-        Messages of one topic go to one queue, in their order, except for those that have a
-        sharding key, which go to the queue of that, unless `queue` or `key` says where all go.
+        Messages of one topic go to one queue, in their order, except for those that have an
+        ordering key, which go to the queue of that, unless `queue` or `ordering_key` of the call
+        says where all go.
         Several queues are sent to one after the other. Raises `SendFailed`, which says what was
         stored before it failed; before anything is sent `MessageRefused`, also for a message of
         another topic than `queue`, and `SettingError` for a queue and a key.
         """
-        limit = self._core.limit(timeout)
-        return await send_in_batches(self._core, tuple(messages), limit, queue=queue, key=key)
+        limit, key = self._core.limit(timeout), _batch_key(ordering_key, key)
+        given = tuple(messages)
+        return await send_in_batches(self._core, given, limit, queue=queue, ordering_key=key)
 
     async def forward(
         self,
@@ -333,6 +338,7 @@ class AsyncProducer(AsyncLife):
         return await publisher.send(Sending(draft, core.monotonic(), limit, nearest))
 
 
+@explained(besides=("send", "submit", "send_one_way"))
 class Producer(BlockingFace, Life):
     """Sends messages; may be used by any number of threads at a time.
 
@@ -480,14 +486,17 @@ class Producer(BlockingFace, Life):
         messages: Iterable[Message],
         *,
         queue: Queue | None = None,
-        key: str | int | None = None,
+        ordering_key: str | int | None = None,
+        key: str | int | None = None,  # deprecated
         timeout: Duration | None = None,
     ) -> list[SendResult]:
         """As `AsyncProducer.send_batch`."""
         self._check()
         given = tuple(messages)  # here, as a generator may block
-        limit = self._core.limit(timeout)
-        return self._thread.run(send_in_batches(self._core, given, limit, queue=queue, key=key))
+        limit, key = self._core.limit(timeout), _batch_key(ordering_key, key)
+        return self._thread.run(
+            send_in_batches(self._core, given, limit, queue=queue, ordering_key=key)
+        )
 
     queues = waiting(AsyncProducer.queues)
 
@@ -547,3 +556,10 @@ class Producer(BlockingFace, Life):
         """Before anything else: raises `NotRunning`, `UsedAfterFork`, or `WrongUse` on the loop."""
         self._core.running()
         self._thread.check_other()
+
+
+def _batch_key(ordering_key: str | int | None, key: str | int | None) -> str | int | None:
+    if key is None:
+        return None if ordering_key is None else str(ordering_key)
+    warn_deprecated("key=", "ordering_key=")
+    return key if ordering_key is None else ordering_key

@@ -953,11 +953,11 @@ def by_key(key: str | int) -> Selector:
     return select
 
 
-def by_sharding_key(queues: Sequence[Queue], message: Message) -> Queue:
-    """The queue of the message's own `sharding_key`."""
-    if message.sharding_key is None:
-        raise MessageRefused("sharding_key", "is needed by this selector, got None")
-    return by_key(message.sharding_key)(queues, message)
+def by_ordering_key(queues: Sequence[Queue], message: Message) -> Queue:
+    """The queue of the message's own `ordering_key`."""
+    if message.ordering_key is None:
+        raise MessageRefused("ordering_key", "is needed by this selector, got None")
+    return by_key(message.ordering_key)(queues, message)
 
 
 class RoundRobin:

@@ -20,7 +20,7 @@ import msgspec
 
 from orbitmq.client.engine import NOT_MINE, Engine, NotMine
 from orbitmq.client.message import Message, ReceivedMessage
-from orbitmq.client.producer.send import Sending, SendResult, by_sharding_key
+from orbitmq.client.producer.send import Sending, SendResult, by_ordering_key
 from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused, OrbitError, WrongUse
 from orbitmq.message import record
@@ -110,7 +110,7 @@ class Transactions:
         self._group = group
 
     async def begin(self, message: Message, timeout: float) -> SendResult:  # noqa: ASYNC109
-        """Store a half message, in the queue of its sharding key if it has one.
+        """Store a half message, in the queue of its ordering key if it has one.
 
         Raises `MessageRefused` for one with a delay.
         """
@@ -130,7 +130,7 @@ class Transactions:
             extra={TRANSACTION_PREPARED: "true", PRODUCER_GROUP: self._group},
         )
         now = self._engine.clock.monotonic()
-        select = None if message.sharding_key is None else by_sharding_key
+        select = None if message.ordering_key is None else by_ordering_key
         return await self._publisher.send(Sending(draft, made=now, timeout=timeout, select=select))
 
     def note_raised(self, message: Message, sent: SendResult, error: BaseException) -> None:

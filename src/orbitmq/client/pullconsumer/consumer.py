@@ -25,6 +25,7 @@ from typing import (
     Unpack,
 )
 
+from orbitmq.arguments import check_known, explained, warn_deprecated
 from orbitmq.client.consumer.progress import Beginning, consume_from
 from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.consumer.strategies import Strategy, strategy_named
@@ -48,7 +49,7 @@ from orbitmq.client.pullconsumer.core import (
     positions_of,
 )
 from orbitmq.client.routes import Queue, each_queue
-from orbitmq.client.settings import ClientSettings, resolve, warn_deprecated
+from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import NotRunning, OrbitError, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group, wrap_topic
 from orbitmq.parsing import Duration, Fields, Instant, instance, seconds
@@ -88,9 +89,7 @@ def _renamed(options: PullOptions) -> PullOptions:
     if "rebalancing" in options:
         warn_deprecated("PullConsumer(rebalancing=)", "rebalance=")
         options["rebalance"] = options.pop("rebalancing")
-    unknown = options.keys() - PullOptions.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"a pull consumer has no option {', '.join(sorted(unknown))}")
+    check_known(options, tuple(PullOptions.__annotations__))
     return options
 
 
@@ -102,6 +101,7 @@ def _pulls() -> PullSettings:
     return PullSettings(batch_size=1024, batch_bytes=MIB)
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollSettings:
     """Numbers and seconds of polling."""
@@ -144,6 +144,7 @@ class PullStatistics:
 A_WHILE: Final = 5.0
 
 
+@explained()
 class AsyncPullConsumer:
     """Fetches messages ahead, and returns them when it is polled.
 
@@ -570,6 +571,7 @@ def _now(method: _Plain[Q, T], *, gives_back: bool = True) -> _Blocking[Q, T]:
     return blocking
 
 
+@explained()
 class PullConsumer:
     """Fetches messages ahead, and returns them when it is polled.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pyspark import cloudpickle
 
+from orbitmq.arguments import warn_deprecated
 from orbitmq.client.consumer.consumer import (
     ConsumerOptions,
     DelegatedMember,
@@ -30,7 +31,7 @@ from orbitmq.client.consumer.strategies import Strategy, strategy_named
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.ranges.connections import ClientTls, Credentials, RangeAccess
-from orbitmq.client.settings import resolve, warn_deprecated
+from orbitmq.client.settings import resolve
 from orbitmq.client.signals import GracefulExit
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group

@@ -107,7 +107,7 @@ def backfill(
     ] = "",
     keys: Annotated[str | None, "An SQL expression for the keys."] = None,
     tags: Annotated[str | None, "An SQL expression for the tag."] = None,
-    sharding_key: Annotated[str | None, "An SQL expression: equal ones stay in order."] = None,
+    ordering_key: Annotated[str | None, "An SQL expression: equal ones stay in order."] = None,
     files_per_batch: Annotated[int, "Files that are sent before progress is stored."] = 10,
 ) -> StreamingQuery:
     """Send the rows of Parquet files to a topic, at a given rate; ends when all are sent.
@@ -130,7 +130,7 @@ def backfill(
     if where is not None:
         rows = rows.where(where)
     messages = _messages(
-        rows, run.checkpoint(run.name), body=body, keys=keys, tags=tags, sharding_key=sharding_key
+        rows, run.checkpoint(run.name), body=body, keys=keys, tags=tags, ordering_key=ordering_key
     )
     if rate is not None:
         messages = paced(messages, rate, most_tasks=parallelism(run.spark))
@@ -149,7 +149,7 @@ def _messages(rows: DataFrame, checkpoint: str, **expressions: str | None) -> Da
         columns = {"body": F.to_json(F.struct("*"))}
     for name, expression in expressions.items():
         if expression:
-            column = "shardingKey" if name == "sharding_key" else name
+            column = "orderingKey" if name == "ordering_key" else name
             columns[column] = F.expr(expression)
             if column != "body":
                 columns[column] = columns[column].cast("string")
@@ -295,7 +295,7 @@ def transform(
     """Send what a SQL query makes of a topic to another topic.
 
     A result with a column `body` is sent as it is, with the columns tags, keys, properties,
-    shardingKey, delayLevel, deliverAt and identity as it has them; of any other result each row
+    orderingKey, delayLevel, deliverAt and identity as it has them; of any other result each row
     becomes a JSON object. At least once: a batch that is repeated has the same unique ids, if its
     rows come in the same partitions and order; those of a result with `identity` always.
     """

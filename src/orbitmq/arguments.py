@@ -1,0 +1,166 @@
+"""Keyword arguments that a public function does not take: the error names the one that was meant.
+
+A call with correct names pays nothing, or one comparison: `send` and `Message` look at names only
+when one was left over, other functions of `explained` classes when Python has refused a call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+C = TypeVar("C", bound=type)
+
+#: Names that other clients use, and ours: the first one that the function takes is meant.
+_MEANT: Final[dict[str, tuple[str, ...]]] = {
+    "auto_offset_reset": ("consume_from",),
+    "bootstrap_servers": ("name_server", "name_servers"),
+    "brokers": ("name_server", "name_servers"),
+    "concurrency": ("workers",),
+    "consumer_group": ("group",),
+    "data": ("body",),
+    "filter": ("tags",),
+    "group_id": ("group",),
+    "header": ("properties",),
+    "headers": ("properties",),
+    "host": ("name_server", "name_servers"),
+    "key": ("keys", "ordering_key"),
+    "max_poll_records": ("max_messages",),
+    "name_servers": ("name_server",),
+    "name_server": ("name_servers",),
+    "namesrv": ("name_server", "name_servers"),
+    "namesrv_addr": ("name_server", "name_servers"),
+    "num_partitions": ("queues",),
+    "offset_reset": ("consume_from",),
+    "order_key": ("ordering_key",),
+    "partition": ("queue",),
+    "partition_key": ("ordering_key",),
+    "partitions": ("queues",),
+    "payload": ("body",),
+    "producer_group": ("group",),
+    "retries": ("max_retries",),
+    "server": ("name_server", "name_servers"),
+    "servers": ("name_server", "name_servers"),
+    "start": ("consume_from",),
+    "start_from": ("consume_from",),
+    "tag": ("tags",),
+    "threads": ("workers",),
+    "timeout_ms": ("timeout",),
+    "value": ("body",),
+}
+
+
+#: Deprecated names, which no hint mentions.
+_FORMER: Final = frozenset({"allocation", "rebalancing", "key", "sharding_key"})
+_unpacked = re.compile(r"Unpack\[(\w+)\]").fullmatch
+
+
+def check_known(given: Iterable[str], allowed: Sequence[str], called: str | None = None) -> None:
+    """Raise `TypeError` for the first name that is not allowed, with the one that was meant.
+
+    `called` is the function; by default the one of this package that the application called.
+    """
+    for name in given:
+        if name not in allowed:
+            function = called or _caller().name
+            raise TypeError(
+                f"{function}() has no argument {name!r}{_hint(name, allowed)}"
+            ) from None
+
+
+def _hint(name: str, allowed: Sequence[str]) -> str:
+    for close in difflib.get_close_matches(name.lower(), [*allowed, *_MEANT], n=3):
+        for meant in (close, *_MEANT.get(close, ())):
+            if meant in allowed:
+                return f"; did you mean {meant!r}?"
+    return f"; it takes {', '.join(allowed)}"
+
+
+def explained(*, besides: Collection[str] = ()) -> Callable[[C], C]:
+    """Decorates a class: its public methods explain keyword arguments that they do not take.
+
+    `besides` are hot methods that call `check_known` themselves.
+    """
+
+    def explain(kind: C) -> C:
+        for name, function in tuple(vars(kind).items()):
+            if not isinstance(function, types.FunctionType) or name in besides:
+                continue
+            if name == "__init__" or (not name.startswith("_") and _takes_names(function.__code__)):
+                public = f"{kind.__qualname__}.{name}".removesuffix(".__init__")
+                setattr(kind, name, _explaining(function, public))
+        return kind
+
+    return explain
+
+
+def _takes_names(code: types.CodeType) -> bool:
+    takes_any = code.co_flags & inspect.CO_VARKEYWORDS
+    return bool(code.co_kwonlyargcount or code.co_argcount > 1 or takes_any)
+
+
+def _explaining(function: Callable[..., Any], called: str) -> Callable[..., Any]:
+    """The function; a call that fails because of a name says which one was meant."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except TypeError:
+            check_known(options, allowed_names(function), called)
+            raise
+
+    @functools.wraps(function)
+    async def call_async(*args: Any, **options: Any) -> Any:
+        try:
+            return await function(*args, **options)
+        except TypeError:
+            check_known(options, allowed_names(function), called)
+            raise
+
+    return call_async if inspect.iscoroutinefunction(function) else call
+
+
+def allowed_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of arguments that a method takes, with those of its `**options: Unpack[...]`."""
+    found: list[str] = []
+    for each in list(inspect.signature(function).parameters.values())[1:]:
+        if each.kind is not inspect.Parameter.VAR_KEYWORD:
+            found.append(each.name)
+            continue
+        if options := _unpacked(str(each.annotation)):
+            found += inspect.unwrap(function).__globals__[options[1]].__annotations__
+    return tuple(name for name in found if name not in _FORMER)
+
+
+def warn_deprecated(former: str, replacement: str) -> None:
+    """Warn the application about a former name. docs/deprecations.md lists them."""
+    warnings.warn(
+        f"{former} is deprecated; use {replacement}",
+        DeprecationWarning,
+        stacklevel=_caller().depth,
+    )
+
+
+class _Caller(typing.NamedTuple):
+    name: str  #: of the outermost function of this package
+    depth: int  #: of the application's frame, as `warnings.warn` counts
+
+
+def _caller() -> _Caller:
+    """The function of this package that the application called."""
+    name, depth = "orbitmq", 1
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("orbitmq."):
+        if frame.f_globals["__name__"] != __name__:
+            name = frame.f_code.co_qualname
+        frame, depth = frame.f_back, depth + 1
+    return _Caller(name.removesuffix(".__init__"), depth)
