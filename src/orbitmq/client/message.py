@@ -11,6 +11,7 @@ import msgspec
 
 from orbitmq.arguments import allowed_names, check_known, warn_deprecated
 from orbitmq.client.routes import Queue
+from orbitmq.client.serialization import Serializing, encoded_body, from_plain
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import BodyUnreadable, MessageRefused, SettingError
 from orbitmq.message.properties import (
@@ -80,8 +81,10 @@ class Message:
     def __init__(
         self,
         topic: str,
-        body: bytes | bytearray | memoryview | str,
+        body: object = None,
         *,
+        json: object = None,
+        serializer: Serializing = None,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] = _NO_PROPERTIES,
@@ -94,9 +97,11 @@ class Message:
         tag: str | None = None,
         **former: Unpack[FormerFields],
     ) -> None:
-        """Raises `MessageRefused`, which names the field and what is allowed.
+        """Bytes and texts are bodies as they are; any other value is encoded, now, as JSON.
 
-        `tag` is another name of `tags`.
+        `serializer` encodes it in another way. `json` is a body that is JSON in any case: texts,
+        numbers and truth values as well. Raises `MessageRefused`, which names the field and what is
+        allowed. `tag` is another name of `tags`.
         """
         if former:
             ordering_key = _former_ordering_key(ordering_key, former)
@@ -105,7 +110,9 @@ class Message:
         if problem := sending_problem(topic):
             raise MessageRefused("topic", f"is refused: {problem}")
         _put_topic(self, topic)
-        _put_body(self, _body(body))
+        if not (type(body) is bytes and body) or json is not None:
+            body = _body(body, json, serializer)
+        _put_body(self, body)
         _put_tags(self, None if tags is None else _text("tags", tags))
         _put_keys(self, _keys(keys) if keys else ())
         _put_properties(self, _properties(properties) if properties else _NO_PROPERTIES)
@@ -206,22 +213,13 @@ def _unpickle(values: dict[str, Any]) -> Message:
     return Message(**values)
 
 
-def _body(body: object) -> bytes:
-    if type(body) is bytes and body:
-        return body
-    if isinstance(body, str):
-        try:
-            body = body.encode()
-        except UnicodeEncodeError as error:
-            raise MessageRefused("body", f"is a text that has no bytes: {error}") from error
-    elif isinstance(body, bytearray | memoryview):
-        body = bytes(body)
-    if not isinstance(body, bytes):
-        raise MessageRefused("body", f"must be bytes or a text, got {type(body).__name__}")
-    if not body:
-        # Java consumers get no array at all for an empty body, and fail on it.
-        raise MessageRefused("body", "must not be empty")
-    return body
+def _body(body: object, json: object, serializer: Serializing) -> bytes:
+    for value in (body, json):
+        if isinstance(value, Message | _Received):
+            raise MessageRefused(
+                "body", "is a whole message; give its body, or a changed copy instead of the topic"
+            )
+    return encoded_body(body, json, serializer)
 
 
 def _keys(keys: object) -> tuple[str, ...]:
@@ -368,7 +366,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
     def json(self, kind: Any = Any) -> Any:
         """The body as JSON, checked against a type if one is given; raises `BodyUnreadable`."""
         try:
-            return msgspec.json.decode(self.body, type=kind)
+            return msgspec.json.decode(self.body, type=kind, dec_hook=from_plain)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             wanted = "JSON" if kind is Any else f"JSON of {getattr(kind, '__name__', kind)}"
             raise self._unreadable(wanted, error) from error

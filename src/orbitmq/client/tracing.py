@@ -353,7 +353,8 @@ def _traced(tracing: Tracing, producer: Producer | AsyncProducer, name: str) -> 
             message = given
         else:
             parsed = SendOptions(**options)  # type: ignore[typeddict-item]
-            message = parse_send_args(given, body, parsed, producer.settings.timeout).message
+            limit, serializer = producer.settings.timeout, producer.serializer
+            message = parse_send_args(given, body, parsed, limit, serializer).message
         sending = tracing.sending(message, operation=operation)
         return sending, sending.messages[0]
 

@@ -27,6 +27,7 @@ from orbitmq.client.producer.send import (
 )
 from orbitmq.client.producer.transactions import Checks, OpenTransactions, Transactions
 from orbitmq.client.routes import Queue
+from orbitmq.client.serialization import Serializing, format_of
 from orbitmq.errors import (
     MessageRefused,
     NotRunning,
@@ -93,6 +94,7 @@ class ProducerCore:
         *,
         sending: SendSettings | None = None,
         check: Check | None = None,
+        serializer: Serializing = None,
         owns_engine: bool = True,
         for_threads: bool = False,
     ) -> None:
@@ -104,6 +106,8 @@ class ProducerCore:
         )
         #: The group as brokers know it.
         self.producer_group = wrap_group(client.namespace, group)
+        format_of(serializer)  # raises
+        self.serializer = serializer
         self._check = check
         self._owns_engine = owns_engine
         self._for_threads = for_threads
@@ -250,18 +254,30 @@ class ProducerCore:
             # Most calls are so, and there is nothing to check.
             draft = self.drafting.draft(message)
             return Sending(draft, self.monotonic(), self.settings.timeout)
-        call = parse_send_args(message, body, options, self.settings.timeout)
-        return self.bound(self.drafting.draft(call.message), call)
+        call = parse_send_args(message, body, options, self.settings.timeout, self.serializer)
+        return self._drafted(call)
 
     async def sending_aside(
         self, message: Message | str, body: Body | None, options: SendOptions
     ) -> Sending:
         """The same on the loop, or on a thread if the body is large."""
-        content = message.body if isinstance(message, Message) else body
-        if content is not None and self.settings.compress_from > 0 and len(content) >= _LARGE:
+        if not isinstance(message, Message) and type(body) is not bytes:
+            # How large a value is, shows when it is encoded.
+            call = parse_send_args(message, body, options, self.settings.timeout, self.serializer)
+            if self._is_large(call.message.body):
+                return await asyncio.to_thread(self._drafted, call)
+            return self._drafted(call)
+        content = message.body if isinstance(message, Message) else cast("bytes", body)
+        if self._is_large(content):
             check_known(options, SEND_NAMES)  # here, where the caller is known
             return await asyncio.to_thread(self.sending, message, body, options)
         return self.sending(message, body, options)
+
+    def _is_large(self, body: bytes) -> bool:
+        return self.settings.compress_from > 0 and len(body) >= _LARGE
+
+    def _drafted(self, call: Call) -> Sending:
+        return self.bound(self.drafting.draft(call.message), call)
 
     def limit(self, timeout: Duration | None) -> float:
         """The timeout of a call, in seconds."""
@@ -352,12 +368,15 @@ class SendSettings:
         fields.whole("compression_level", least=0, most=9)
 
 
-Body: TypeAlias = bytes | bytearray | memoryview | str
+#: Bytes and texts are sent as they are; any other value is encoded by a serializer.
+Body: TypeAlias = object
 
 
 class MessageFields(TypedDict, total=False):
     """The fields of a message that is not given as a `Message`."""
 
+    json: object  #: instead of a body: any value that JSON can express
+    serializer: Serializing  #: for this body, instead of the producer's
     tags: str | None
     tag: str | None  #: another name of `tags`
     keys: str | Iterable[str]  #: what the message is looked up by
@@ -392,6 +411,7 @@ class ProducerOptions(TypedDict, total=False):
 
     sending: SendSettings | None  #: deadlines, retries and limits
     check: Check | None  #: says what became of a transaction, when a broker asks
+    serializer: Serializing  #: for bodies that are neither bytes nor texts; None: JSON
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
@@ -404,7 +424,11 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
 
 def parse_send_args(
-    message: Message | str, body: Body | None, options: SendOptions, default_timeout: float
+    message: Message | str,
+    body: Body | None,
+    options: SendOptions,
+    default_timeout: float,
+    serializer: Serializing = None,
 ) -> Call:
     """Check the arguments of a call, which begin with a `Message` or with a topic and a body.
 
@@ -423,10 +447,9 @@ def parse_send_args(
             raise MessageRefused(names, "cannot be given beside a whole Message; change that one")
         if ordering_key is not None:
             message = dataclasses.replace(message, ordering_key=ordering_key)
-    elif body is None:
-        check_known(rest, SEND_NAMES)
-        raise MessageRefused("body", "is missing; give a Message, or a topic and a body")
     else:
+        if serializer is not None:
+            rest.setdefault("serializer", serializer)
         try:
             message = Message(message, body, **rest)
         except TypeError:

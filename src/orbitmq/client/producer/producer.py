@@ -39,8 +39,9 @@ from orbitmq.client.producer.transactions import (
     state_of,
 )
 from orbitmq.client.routes import Queue
+from orbitmq.client.serialization import Serializing, encoded_body
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.errors import BrokerRefused, MessageRefused, NotRunning, OrbitError
+from orbitmq.errors import BrokerRefused, NotRunning, OrbitError
 from orbitmq.parsing import Duration, seconds
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
@@ -113,6 +114,11 @@ class AsyncProducer(AsyncLife):
     @property
     def settings(self) -> SendSettings:
         return self._core.settings
+
+    @property
+    def serializer(self) -> Serializing:
+        """What encodes bodies that are neither bytes nor texts; None: JSON."""
+        return self._core.serializer
 
     @property
     def client_id(self) -> str:
@@ -300,7 +306,7 @@ class AsyncProducer(AsyncLife):
         Raises `NoReply`, and what `send` raises.
         """
         core, publisher = self._core, self._core.running()
-        call = parse_send_args(message, body, options, core.settings.timeout)
+        call = parse_send_args(message, body, options, core.settings.timeout, core.serializer)
         topic = core.drafting.wire_topic(call.message.topic)
         deadline = core.monotonic() + call.timeout
         await publisher.queues(topic, call.timeout)
@@ -318,17 +324,16 @@ class AsyncProducer(AsyncLife):
     async def reply(
         self,
         request: ReceivedMessage,
-        body: bytes | str,
+        body: Body | None = None,
         *,
+        json: object = None,
         properties: Mapping[str, str] | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
     ) -> SendResult:
         """Answer a message that was sent with `request`. Raises `WrongUse`, `SendFailed`."""
         core, publisher = self._core, self._core.running()
         topic, system = reply_properties(request)
-        content = body.encode() if isinstance(body, str) else bytes(body)
-        if not content:
-            raise MessageRefused("body", "must not be empty")
+        content = encoded_body(body, json, core.serializer)
         given = {**(properties or {}), **system}
         draft = core.drafting.passed_on(topic, content, given, code=_REPLY)
         limit = core.limit(timeout)
@@ -362,6 +367,7 @@ class Producer(BlockingFace, Life):
         super().__init__(AsyncProducer._of(core), LoopThread(f"orbitmq producer {group}"))
         self.group = core.group
         self.settings = core.settings
+        self.serializer = core.serializer
         self._submissions = ThreadSubmissions(self._core, self._thread)
 
     # ---- life
