@@ -127,7 +127,7 @@ class Shippers:
     def __init__(self, name_server: str, folder: Path) -> None:
         self._name_server = name_server
         self._folder = folder
-        self._members: list[Child] = []
+        self.children: list[Child] = []
         self._replaced = 0
         #: How often each order was shipped, by its key.
         self.shipped: dict[str, int] = {}
@@ -137,18 +137,18 @@ class Shippers:
 
     def join(self) -> None:
         words = ["-m", "examples.demo.shipping", self._name_server]
-        self._members.append(Child(words, self._hear, self._folder / "shippers.log"))
+        self.children.append(Child(words, self._hear, self._folder / "shippers.log"))
 
     def leave(self) -> None:
         """One of them goes, gracefully."""
-        if len(self._members) > 1:
-            self._members.pop(0).end()
+        if len(self.children) > 1:
+            self.children.pop(0).end()
 
     def look_after(self) -> list[str]:
         """What there is to say about members that have ended by themselves since the last look."""
         said = []
-        for member in [each for each in self._members if not each.is_running]:
-            self._members.remove(member)
+        for member in [each for each in self.children if not each.is_running]:
+            self.children.remove(member)
             member.end()  # to hear what it had shipped
             self.fallen += 1
             said.append(f"A shipper {member.ending}. {self._successors()}")
@@ -157,7 +157,7 @@ class Shippers:
     def _successors(self) -> str:
         """Who takes over what a member had; a new one if there is nobody, and not for ever."""
         again = "what it had in hand comes again."
-        if left := len(self._members):
+        if left := len(self.children):
             others = "The other one takes" if left == 1 else f"The other {left} take"
             return f"{others} over its queues, and {again}"
         if self._replaced == MOST_REPLACED:
@@ -167,12 +167,12 @@ class Shippers:
         return f"It was the only one, so a new one takes its place, and {again}"
 
     def end(self) -> None:
-        for member in self._members:
+        for member in self.children:
             member.end()
 
     @property
     def members(self) -> int:
-        return len(self._members)
+        return len(self.children)
 
     @property
     def count(self) -> int:
@@ -181,7 +181,7 @@ class Shippers:
 
     @property
     def problem(self) -> str | None:
-        if self._members:
+        if self.children:
             return None
         return f"no shipper stays, see {self._folder / 'shippers.log'}"
 

@@ -9,13 +9,28 @@ from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import ServerSettings
 from tests.support.broker import RawClient, small_settings
-from tests.support.delivery import hand_broker
+from tests.support.delivery import hand_broker, kill
 
 
 @pytest.fixture
-async def start_broker(tmp_path):
+def started():
+    """The brokers that are stopped at the end of the test."""
+    brokers: list[Broker] = []
+    return brokers
+
+
+@pytest.fixture
+def crash(started):
+    async def crash_one(broker):
+        started.remove(broker)
+        await kill(broker)
+
+    return crash_one
+
+
+@pytest.fixture
+async def start_broker(tmp_path, started):
     """Starts brokers with changed settings; stops those that the test has left running."""
-    started: list[Broker] = []
 
     async def start(*, root="broker", parts=None, **changes):
         broker = Broker(small_settings(tmp_path / root, **changes), **(parts or {}))

@@ -51,16 +51,6 @@ async def numbers(client: RawClient, queue_id: int, offset: int = 0) -> list[int
     return [int(body.split()[0]) for body in found]
 
 
-async def crash(broker: Broker) -> None:
-    """Leave a broker as a kill would: nothing is flushed or saved, and its sockets are closed."""
-    broker.parts.store.abandon()
-    parts = broker.parts
-    await parts.scheduler.stop()
-    await parts.registration.stop()
-    await broker.parts.listeners.close(grace=0)
-    broker._parts = None
-
-
 # ---- the log
 
 
@@ -166,7 +156,7 @@ async def test_delay_progress_is_not_ahead_of_the_log(start_broker, open_client,
     ids=["levels", "timers"],
 )
 async def test_a_slave_that_becomes_the_master_goes_on_with_what_was_delayed(
-    start_broker, open_client, soon, later, delivered
+    start_broker, open_client, crash, soon, later, delivered
 ):
     def progress(broker):
         return broker.parts.delays.offsets().offset_table, broker.parts.timers.progress()[0]
@@ -234,7 +224,7 @@ async def test_a_slave_delivers_nothing_and_refuses_what_only_masters_do(
 
 @pytest.mark.feature("I7")
 async def test_a_slave_that_is_not_for_reading_serves_pulls_when_its_master_is_gone(
-    start_broker, open_client, master
+    start_broker, open_client, crash, master
 ):
     client = await open_client(master)
     await send_many(client, 40)

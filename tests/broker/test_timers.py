@@ -168,7 +168,6 @@ async def test_a_recalled_message_is_not_delivered_and_others_of_its_time_are(ha
     assert kept.recall_handle != taken.recall_handle
     assert hand.bodies("T") == [b"kept"]
     assert hand.parts.timers.pending == 0
-    assert hand.parts.timers._recalled == {}
 
 
 def test_a_handle_is_written_as_apache_does():

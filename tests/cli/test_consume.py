@@ -89,7 +89,7 @@ def test_following_an_empty_topic_prints_what_is_stored_while_it_starts(cluster,
     words = (*group, f"{name}-readers") if group else ()
 
     with (
-        slipping_in(cluster._cluster.brokers[0], name),
+        slipping_in(cluster.brokers[0], name),
         cli.start("consume", name, "--follow", *words) as following,
     ):
         lines = following.until(lambda lines: len(lines) == 1)

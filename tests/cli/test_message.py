@@ -68,8 +68,9 @@ def test_a_topic_is_walked_through_page_by_page(cli, sent):
 def test_a_walk_without_a_limit_prints_each_message_when_it_is_found(cluster, cli, monkeypatch):
     cluster.create_topic("long", queues=1)
     cluster.send("long", *[b"x"] * 100)
-    for broker in cluster._cluster.brokers:
-        handlers = broker._dispatcher._handlers
+    for broker in cluster.brokers:
+        assert broker.dispatcher is not None
+        handlers = broker.dispatcher.handlers
 
         def pull(connection, request, usual=handlers[RequestCode.PULL_MESSAGE]):
             # Only the beginning of a queue is answered.

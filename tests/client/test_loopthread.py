@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import sys
 import threading
 
@@ -57,7 +58,7 @@ class Interrupt(BaseException):
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread):
     """Also inside of what the standard library does for it: the loop must never wait for that."""
-    files = (loopthread.__file__, threading.__file__, concurrent.futures._base.__file__)
+    files = (loopthread.__file__, threading.__file__, inspect.getfile(concurrent.futures.Future))
     place, has_struck = 0, True
 
     while has_struck:

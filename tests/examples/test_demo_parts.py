@@ -90,7 +90,7 @@ def test_an_order_that_was_given_up_and_should_not_have_been_is_told_of(tmp_path
 
 def killed(shippers: Shippers) -> str:
     """Kill a shipper; what is said about it."""
-    pids = [member.process.pid for member in shippers._members]
+    pids = [member.process.pid for member in shippers.children]
     os.kill(pids[-1], signal.SIGKILL)
     end, pause = time.monotonic() + DEADLINE, threading.Event()
     while not (said := shippers.look_after()):

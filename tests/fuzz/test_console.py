@@ -21,7 +21,7 @@ SEED = fuzz_seed(7)
 
 #: Every address of the API with each of its methods.
 ADDRESSES = sorted(
-    (method, route.path) for route in app._ROUTES for method in (route.methods or set()) - {"HEAD"}
+    (method, route.path) for route in app.ROUTES for method in (route.methods or set()) - {"HEAD"}
 )
 #: Answers that go on for ever: their beginning is all there is to check.
 ENDLESS = {"/events"}

@@ -181,9 +181,9 @@ class Server:
     name: str
     process: subprocess.Popen[str]
     log: Path
-    _launched: bool = False
-    _decided: threading.Event = field(default_factory=threading.Event)
-    _reader: threading.Thread | None = None
+    launched: bool = False
+    decided: threading.Event = field(default_factory=threading.Event)
+    reader: threading.Thread | None = None
 
     @classmethod
     def start(cls, role: str, line: list[str], home: Path, environment: Mapping[str, str]) -> Self:
@@ -199,23 +199,23 @@ class Server:
             errors="replace",
         )
         server = cls(role, process, home / f"{role}.log")
-        server._reader = threading.Thread(target=server._keep_output, name=f"{role} output")
-        server._reader.start()
-        if not server._decided.wait(START_DEADLINE) or not server._launched:
+        server.reader = threading.Thread(target=server.keep_output, name=f"{role} output")
+        server.reader.start()
+        if not server.decided.wait(START_DEADLINE) or not server.launched:
             server.kill()
             raise DriverFailed(f"{role} did not start\n{server.output()}")
         return server
 
-    def _keep_output(self) -> None:
+    def keep_output(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as output, self.log.open("a") as log:
             for line in output:
                 log.write(line)
                 log.flush()
                 if line.startswith("launched "):
-                    self._launched = True
-                    self._decided.set()
-        self._decided.set()
+                    self.launched = True
+                    self.decided.set()
+        self.decided.set()
 
     def output(self, characters: int = 8000) -> str:
         """The end of what the server wrote."""
@@ -240,8 +240,8 @@ class Server:
         self._join()
 
     def _join(self) -> None:
-        if self._reader is not None:
-            self._reader.join(STOP_DEADLINE)
+        if self.reader is not None:
+            self.reader.join(STOP_DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ async def test_a_client_with_the_vip_channel_sends_and_consumes_through_the_seco
 
     async with AsyncEmbeddedCluster(adjust=fixed) as cluster:
         (broker,) = cluster.brokers
-        broker._front.connection_opened = opened  # where all connections begin
+        broker.front.connection_opened = opened  # where all connections begin
         await cluster.create_topic("Orders", queues=4)
         with Session.running(
             release,

@@ -96,7 +96,7 @@ class Given(NamedTuple):
 
 
 def what_was_given(view: View) -> Given:
-    return Given(*(getattr(view, name) for name in Given._fields))
+    return Given(*(getattr(view, name) for name in Given.__annotations__))
 
 
 def numbered_by_queue(given: list[Given]) -> list[int]:

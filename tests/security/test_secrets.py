@@ -186,7 +186,7 @@ def addresses(names: Mapping[str, str]) -> list[str]:
 
     asked = [
         f"{app.PREFIX}{route.path}?{QUERIES.get(route.path, '')}"
-        for route in app._ROUTES
+        for route in app.ROUTES
         if "GET" in (route.methods or ()) and route.path not in STREAMS
     ]
     return [filled(path) for path in (*VIEWS, *asked)]

@@ -163,8 +163,8 @@ def test_what_is_not_wanted_stays_at_the_broker(spark, cluster, topic):
 
 
 def pulled_bytes(cluster: EmbeddedCluster, topic: str, group: str) -> int:
-    broker = cluster._cluster.brokers[0]
-    return cluster._call(lambda: broker.parts.counters.group(topic, group).get_bytes)
+    broker = cluster.brokers[0]
+    return cluster.call(lambda: broker.parts.counters.group(topic, group).get_bytes)
 
 
 def test_columns_are_chosen_by_the_schema(spark, cluster, topic):

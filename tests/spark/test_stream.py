@@ -99,7 +99,7 @@ def test_reads_without_a_group_leave_none_at_the_broker(spark, cluster, topic, t
 
 def traces(cluster: EmbeddedCluster, topic: str) -> frozenset[str]:
     """What the broker knows: its groups, those with progress in the topic, and retry topics."""
-    parts = cluster._cluster.brokers[0].parts
+    parts = cluster.brokers[0].parts
 
     def known() -> frozenset[str]:
         groups = frozenset(config.group_name for config in parts.groups)
@@ -107,7 +107,7 @@ def traces(cluster: EmbeddedCluster, topic: str) -> frozenset[str]:
         progress = frozenset(f"progress of {group}" for group in parts.progress.groups_of(topic))
         return groups | topics | progress
 
-    return cluster._call(known)
+    return cluster.call(known)
 
 
 def until_told(cluster: EmbeddedCluster, group: str, topic: str, count: int) -> None:

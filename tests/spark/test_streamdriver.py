@@ -318,10 +318,7 @@ def test_what_is_stored_between_the_requests_of_a_start_is_read(cluster, topic, 
     topic = f"{topic}-fresh"
     cluster.create_topic(topic, queues=1)
 
-    with (
-        driver(cluster, topic, options=start) as stream,
-        slipping_in(cluster._cluster.brokers[0], topic),
-    ):
+    with driver(cluster, topic, options=start) as stream, slipping_in(cluster.brokers[0], topic):
         if is_run_over:
             stream.take_only_what_is_there()
         position = begun(stream)

@@ -7,7 +7,7 @@ import struct
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -76,8 +76,9 @@ def forget_hint(root: Path, **times: int) -> None:
     """Leave the checkpoint as Apache's broker would have written it."""
     path = root / "checkpoint"
     files = DiskFiles()
-    found = read_checkpoint(path, files)._replace(hint=None, **times)
-    write_checkpoint(path, found, files)
+    *numbers, _ = read_checkpoint(path, files)
+    found: dict[str, Any] = dict(zip(Checkpoint.__annotations__, numbers, strict=False))
+    write_checkpoint(path, Checkpoint(**(found | times)), files)
 
 
 def log_files(root: Path) -> list[Path]:

@@ -38,6 +38,3 @@ class HostedCluster(EmbeddedCluster):
 
     def records(self, topic: str) -> list[bytes]:
         return [message.encode() for message in self.messages(topic)]
-
-    def behind(self, group: str, topic: str) -> list[tuple[str, int]]:
-        return self._call(lambda: self._cluster._behind(group, topic))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -118,14 +118,14 @@ class ScriptedNameServer:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[ScriptedNameServer]:
-        async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route}) as self.server:
+        async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: self.answer_route}) as self.server:
             yield self
 
     def asked(self, topic: str) -> int:
         """How often a topic's route was asked for."""
         return sum(request.topic == topic for request in self.requests)
 
-    def _route(self, _: Connection, request: Command) -> Command:
+    def answer_route(self, _: Connection, request: Command) -> Command:
         wanted = request.header(GetRouteInfoRequest)
         self.requests.append(wanted)
         if self.refusal is not None:
@@ -166,7 +166,7 @@ class ScriptedBroker:
     async def serving(
         self, settings: ServerSettings | None = None
     ) -> AsyncIterator[ScriptedBroker]:
-        dispatcher = Dispatcher(
+        self._dispatcher = Dispatcher(
             {
                 RequestCode.HEART_BEAT: self._heartbeat,
                 RequestCode.UNREGISTER_CLIENT: self._leaving,
@@ -175,7 +175,8 @@ class ScriptedBroker:
             before=self._note,
             opened=self._opened,
         )
-        async with serving(dispatcher, settings) as self.server:
+        async with contextlib.AsyncExitStack() as self._stack:
+            self.server = await self._stack.enter_async_context(serving(self._dispatcher, settings))
             yield self
 
     @contextlib.asynccontextmanager
@@ -185,8 +186,8 @@ class ScriptedBroker:
         assert server is not None
         await server.stop(grace=0)
         yield
-        server._settings = replace(server._settings, port=server.address.port)
-        await server.start()
+        again = serving(self._dispatcher, ServerSettings(port=server.address.port))
+        self.server = await self._stack.enter_async_context(again)
 
     def _opened(self, connection: Connection) -> None:
         codes: list[int] = []

@@ -150,9 +150,9 @@ class World:
 
 def forget_code(monkeypatch: pytest.MonkeyPatch, broker: Broker, code: int) -> None:
     """Let a broker not know a request, as an older one."""
-    dispatcher = broker._dispatcher
+    dispatcher = broker.dispatcher
     assert dispatcher is not None
-    monkeypatch.delitem(dispatcher._handlers, code)
+    monkeypatch.delitem(dispatcher.handlers, code)
 
 
 class FakeConsumer:

@@ -64,7 +64,7 @@ class Piped:
         self._grew = threading.Condition()
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(words, env=env, text=True, **(pipes | options))
-        outputs = ((self.process.stdout, self._take), (self.process.stderr, self._take_error))
+        outputs = ((self.process.stdout, self.take), (self.process.stderr, self._take_error))
         self._readers = [
             threading.Thread(target=self._read, args=(pipe, take), daemon=True)
             for pipe, take in outputs
@@ -115,7 +115,7 @@ class Piped:
                 pipe.close()
         return code
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
         """A line has come; called while others wait."""
         self.lines.append(line.rstrip("\n"))
 
@@ -154,9 +154,9 @@ class Started(Piped):
         (found,) = [line for line in self.lines if line.startswith(name + "  ")]
         return found[len(name) :].split()[0]
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
         if not self._is_ready:
-            super()._take(line)
+            super().take(line)
             self._is_ready = "ready" in line
 
 

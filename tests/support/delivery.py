@@ -93,13 +93,7 @@ class HandBroker:
 
     async def crash(self, **changes: Any) -> None:
         """Die without saving anything, and start again on the same folder."""
-        parts = self.parts
-        parts.scheduler.stop_jobs()
-        parts.store.abandon()
-        listeners = self.broker.parts.listeners
-        await listeners.close(grace=0)
-        await parts.scheduler.stop()
-        await parts.registration.stop()
+        await kill(self.broker)
         await self._start_again(changes)
 
     async def _start_again(self, changes: dict[str, Any]) -> None:
@@ -110,6 +104,15 @@ class HandBroker:
     def _made(self) -> Broker:
         settings = small_settings(self.root, **self.changes)
         return Broker(settings, clock=self.clock, files=self.files, disk=QuickConfigDisk())
+
+
+async def kill(broker: Broker) -> None:
+    """Leave a broker as a kill would: nothing is flushed or saved, and its sockets are closed."""
+    parts = broker.parts
+    parts.store.abandon()
+    await parts.scheduler.stop()
+    await parts.registration.stop()
+    await parts.listeners.close(grace=0)
 
 
 @contextlib.asynccontextmanager

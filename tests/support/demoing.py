@@ -92,7 +92,7 @@ def frames_of(said: str) -> list[Frame]:
 
 def largest_of(said: str) -> Frame:
     """The largest of each number that was shown at any time."""
-    frames = frames_of(said) or [Frame(*(0 for _ in Frame._fields))]
+    frames = frames_of(said) or [Frame(*(0 for _ in Frame.__annotations__))]
     return Frame(*map(max, zip(*frames, strict=True)))
 
 

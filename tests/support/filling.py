@@ -118,22 +118,22 @@ def with_small_files(settings: BrokerSettings) -> BrokerSettings:
 
 def stop_broker(cluster: EmbeddedCluster, place: int) -> None:
     """Stop one of several brokers."""
-    cluster._run(cluster._cluster.brokers[place].stop())
+    cluster.run(cluster.brokers[place].stop())
 
 
 def members(cluster: EmbeddedCluster, group: str) -> list[str]:
     """The client ids of a group's members, as the first broker knows them."""
-    consumers = cluster._cluster.brokers[0].parts.consumers
-    return cluster._call(lambda: [each.client.id for each in consumers.members(group)])
+    consumers = cluster.brokers[0].parts.consumers
+    return cluster.call(lambda: [each.client.id for each in consumers.members(group)])
 
 
 def forget_old(cluster: EmbeddedCluster, topic: str, queue_id: int = 0) -> int:
     """Have the only broker delete its oldest files; where a queue begins then."""
 
     def clean() -> int:
-        store = cluster._cluster.brokers[0].parts.store
+        store = cluster.brokers[0].parts.store
         store.settle()
         store.clean()
         return store.min_offset(topic, queue_id)
 
-    return cluster._call(clean)
+    return cluster.call(clean)

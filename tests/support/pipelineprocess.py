@@ -39,6 +39,6 @@ class PipelineProcess(Piped):
     def of(self, event: str) -> list[dict[str, Any]]:
         return [each for each in self.events if each["event"] == event]
 
-    def _take(self, line: str) -> None:
-        super()._take(line)
+    def take(self, line: str) -> None:
+        super().take(line)
         self.events.append(json.loads(line))

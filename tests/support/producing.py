@@ -83,7 +83,7 @@ class ScriptedCluster:
             {name: {0: self.brokers[name].address} for name in names or self.names}, queues=queues
         )
 
-    def _handler(self, name: str) -> Callable[[Connection, Command], Result]:
+    def handler(self, name: str) -> Callable[[Connection, Command], Result]:
         def handle(connection: Connection, request: Command) -> Result:
             header = request.header(SendMessageRequest)
             body = bytes(request.body)
@@ -120,7 +120,7 @@ async def scripted_cluster(*names: str) -> AsyncIterator[ScriptedCluster]:
         cluster = ScriptedCluster(names, name_server, {})
         for name in names:
             broker = ScriptedBroker(
-                handlers=dict.fromkeys(map(int, SEND_CODES), cluster._handler(name))
+                handlers=dict.fromkeys(map(int, SEND_CODES), cluster.handler(name))
             )
             cluster.brokers[name] = await stack.enter_async_context(broker.serving())
         cluster.publish("orders")

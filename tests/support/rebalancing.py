@@ -26,7 +26,7 @@ from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import Averagely, share
 from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
 from orbitmq.client.consumer.window import OwnedQueue
-from orbitmq.client.engine import Engine, _State
+from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.remoting.channels import connect
@@ -259,9 +259,7 @@ class Consumer:
         for calls in self._calls.values():
             for call in calls:
                 call.cancel()
-        # What a stop does after it has left the group.
-        self.engine._state = _State.STOPPING
-        await self.engine._end()
+        await self.engine.abort()
 
     # ---- consumption
 
@@ -344,16 +342,16 @@ class Group:
 
 def usual_handler(broker: Broker, code: int) -> Any:
     """What a broker answers a request with."""
-    dispatcher = broker._dispatcher
+    dispatcher = broker.dispatcher
     assert dispatcher is not None
-    return dispatcher._handlers[code]
+    return dispatcher.handlers[code]
 
 
 @contextmanager
 def answering(broker: Broker, code: int, handler: ServerHandler) -> Iterator[None]:
     """Have a broker answer a request with `handler` for the time of the block."""
     usual = usual_handler(broker, code)
-    dispatcher = broker._dispatcher
+    dispatcher = broker.dispatcher
     assert dispatcher is not None
     dispatcher.serve(code, handler)
     try:

@@ -79,7 +79,7 @@ class RecordingProxy:
         thread.start()
         ending = asyncio.Event()
         opened: asyncio.Future[None] = loop.create_future()
-        serving = asyncio.run_coroutine_threadsafe(proxy._serve(opened, ending), loop)
+        serving = asyncio.run_coroutine_threadsafe(proxy.serve(opened, ending), loop)
         try:
             asyncio.run_coroutine_threadsafe(
                 asyncio.wait_for(opened, START_DEADLINE), loop
@@ -92,7 +92,7 @@ class RecordingProxy:
             thread.join(START_DEADLINE)
             loop.close()
 
-    async def _serve(self, opened: asyncio.Future[None], ending: asyncio.Event) -> None:
+    async def serve(self, opened: asyncio.Future[None], ending: asyncio.Event) -> None:
         connections: set[asyncio.Task[None]] = set()
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -193,13 +193,13 @@ class _End(asyncio.Transport):
         self._remote = remote
         self._protocol: asyncio.Protocol | None = None
         self._is_closing = False
-        self._is_lost = False
+        self.is_lost = False
         self._is_paused = False
         #: What has arrived and was not read yet: data, or b"" for the end.
         self._arrived: deque[bytes | None] = deque()
         #: What was sent while the other side was out of hearing.
         self._held: deque[bytes | None] = deque()
-        self._latest = 0.0
+        self.latest = 0.0
 
     # ---- as an accepted socket
 
@@ -284,7 +284,7 @@ class _End(asyncio.Transport):
 
     def vanish(self, *, tells: bool) -> None:
         """This side is gone."""
-        self._is_closing = self._is_lost = True
+        self._is_closing = self.is_lost = True
         self._network.forget(self)
         if tells:
             self.peer.hear_of_end(self._network.delay())
@@ -296,9 +296,9 @@ class _End(asyncio.Transport):
         self._network.at(self._loop.time() + delay, self._reset)
 
     def deliver_held(self) -> None:
-        if self._is_lost or self._network.are_apart(self.machine.host, self.peer.machine.host):
+        if self.is_lost or self._network.are_apart(self.machine.host, self.peer.machine.host):
             return
-        if self.peer._is_lost:
+        if self.peer.is_lost:
             self.hear_of_end(self._network.delay())
         while self._held:
             self._send(self._held.popleft())
@@ -311,11 +311,11 @@ class _End(asyncio.Transport):
             return
         peer = self.peer
         # Two at the same instant would come in any order.
-        peer._latest = max(peer._latest + _INSTANT, self._loop.time() + self._network.delay())
-        self._network.at(peer._latest, peer._arrive, data)
+        peer.latest = max(peer.latest + _INSTANT, self._loop.time() + self._network.delay())
+        self._network.at(peer.latest, peer.arrive, data)
 
-    def _arrive(self, data: bytes | None) -> None:
-        if self._is_lost:
+    def arrive(self, data: bytes | None) -> None:
+        if self.is_lost:
             # Nobody is there any more. If the host is up, it says so.
             if data is not None and self._network.is_up(self.machine.host):
                 self.peer.hear_of_end(self._network.delay())
@@ -324,7 +324,7 @@ class _End(asyncio.Transport):
         self.machine.context.run(self._read)
 
     def _read(self) -> None:
-        while self._arrived and not self._is_paused and not self._is_lost:
+        while self._arrived and not self._is_paused and not self.is_lost:
             if self._protocol is None:
                 return  # not accepted yet
             data = self._arrived.popleft()
@@ -341,8 +341,8 @@ class _End(asyncio.Transport):
         self._lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
     def _lose(self, error: Exception | None) -> None:
-        if not self._is_lost:
-            self._is_lost = True
+        if not self.is_lost:
+            self.is_lost = True
             self._network.forget(self)
             self._soon(self._end, error)
 

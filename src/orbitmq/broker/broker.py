@@ -91,8 +91,8 @@ class Broker:
         self._files = files
         self._disk = disk
         self._families = families
-        self._front = _Front()
-        self._dispatcher: Dispatcher | None = None
+        self.front = _Front()
+        self.dispatcher: Dispatcher | None = None
         self._tables: ConfigTables | None = None
         self._parts: Parts | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -163,7 +163,7 @@ class Broker:
     async def _open(self) -> None:
         settings = self._settings
         host, port = await advertised_host(settings)
-        listeners = Listeners(self._front, settings, self._clock)
+        listeners = Listeners(self.front, settings, self._clock)
         try:
             # Before the store is opened: its messages carry the port.
             await listeners.listen()
@@ -212,8 +212,8 @@ class Broker:
         parts.writes.finish()
         parts.held.stop()
         await parts.listeners.close(grace)
-        if self._dispatcher is not None:
-            await self._dispatcher.stop()
+        if self.dispatcher is not None:
+            await self.dispatcher.stop()
         await parts.scheduler.stop()
         parts.writes.finish()
         try:
@@ -312,7 +312,7 @@ class Broker:
         start_delivery(parts, tables, self._disk)
         parts.scheduler.every(settings.tick, lambda: self._tick(parts))
         parts.scheduler.every(settings.clean_interval, store.clean)
-        self._dispatcher = Dispatcher(
+        self.dispatcher = Dispatcher(
             handlers_of(parts, self._families),
             before=parts.access.hook,
             opened=attach,
@@ -320,7 +320,7 @@ class Broker:
             closed=parts.connection_closed,
         )
         start_replication(parts)
-        self._front.become(self._dispatcher)
+        self.front.become(self.dispatcher)
 
     def _end_of_turn(self, parts: Parts) -> Callable[[Connection], None]:
         end_turn, pacing, notice = parts.writes.end, parts.pacing, parts.registration.notice

@@ -177,9 +177,11 @@ class Engine(AsyncLife):
                 extra={"client": self.client_id},
             )
         finally:
-            await self._end()
+            await self.abort()
 
-    async def _end(self) -> None:
+    async def abort(self) -> None:
+        """Stop without a word to the brokers, which see the connections close."""
+        self._state = _State.STOPPING
         try:
             await self._background.end(self.settings.stop_timeout)
             await self.routes.stop()

@@ -284,7 +284,7 @@ def page_routes() -> list[Route]:
     return [Route("/health", health), Route("/{path:path}", Page().show)]
 
 
-_ROUTES = [
+ROUTES = [
     *overview.routes,
     *topics.routes,
     *groups.routes,
@@ -295,7 +295,7 @@ _ROUTES = [
 
 async def index(_: Request) -> Response:
     """Every address with its methods and what it is about."""
-    return answer({"version": 1, "routes": [_described(each) for each in (_INDEX, *_ROUTES)]})
+    return answer({"version": 1, "routes": [_described(each) for each in (_INDEX, *ROUTES)]})
 
 
 def _described(route: Route) -> dict[str, object]:
@@ -308,4 +308,4 @@ def _described(route: Route) -> dict[str, object]:
 
 
 _INDEX = Route("/", index)
-api = Mount(PREFIX, routes=[_INDEX, *_ROUTES])
+api = Mount(PREFIX, routes=[_INDEX, *ROUTES])

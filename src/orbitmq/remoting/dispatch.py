@@ -56,7 +56,7 @@ class Dispatcher:
         closed: Hook | None = None,
     ) -> None:
         """`before` sees every request first and may raise `Refused`; the others are notified."""
-        self._handlers = dict(handlers)
+        self.handlers = dict(handlers)
         self._before = before
         self._tasks: set[asyncio.Task[None]] = set()
         self.connection_opened: Hook = opened or _nothing
@@ -65,13 +65,13 @@ class Dispatcher:
 
     def serve(self, code: int, handler: Handler) -> None:
         """Answer requests of this code with `handler` from now on."""
-        self._handlers[code] = handler
+        self.handlers[code] = handler
 
     def request_received(self, connection: Connection, request: Command) -> None:
         try:
             if self._before is not None:
                 self._before(connection, request)
-            handler = self._handlers.get(request.code)
+            handler = self.handlers.get(request.code)
             if handler is None:
                 result: Result | Coroutine[object, object, Answer | None] = _unsupported(request)
             else:

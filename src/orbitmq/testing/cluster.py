@@ -117,11 +117,11 @@ class AsyncEmbeddedCluster:
     @property
     def name_server(self) -> str:
         """The address to give to clients."""
-        return str(self._running.name_server_address)
+        return str(self.running.name_server_address)
 
     @property
     def brokers(self) -> tuple[Broker, ...]:
-        return tuple(self._running.brokers)
+        return tuple(self.running.brokers)
 
     async def create_topic(self, topic: str, *, queues: int = 4) -> None:
         """Create a topic on every broker; returns when clients find it."""
@@ -141,7 +141,7 @@ class AsyncEmbeddedCluster:
             parts.topics.update(config, now=parts.clock.now())
             parts.registration.notice()
         names = [broker.parts.settings.name for broker in self.brokers]
-        await self._running.until_routed(topic, names)
+        await self.running.until_routed(topic, names)
 
     def messages(self, topic: str) -> list[StoredMessage]:
         """What is in a topic and can be read, in the order in which it was stored.
@@ -177,16 +177,16 @@ class AsyncEmbeddedCluster:
         """
         try:
             async with asyncio.timeout(timeout):
-                while self._behind(group, topic):  # noqa: ASYNC110  # of two tables, neither of which tells
+                while self.behind(group, topic):  # noqa: ASYNC110  # of two tables, neither of which tells
                     await asyncio.sleep(_CHECK_INTERVAL)
         except TimeoutError as error:
-            behind = ", ".join(f"{place}: {lag}" for place, lag in self._behind(group, topic))
+            behind = ", ".join(f"{place}: {lag}" for place, lag in self.behind(group, topic))
             raise OrbitError(
                 f"group {group!r} has not reported all of {topic!r} as consumed within "
                 f"{timeout:g} s; messages behind by queue: {behind}"
             ) from error
 
-    def _behind(self, group: str, topic: str) -> list[tuple[str, int]]:
+    def behind(self, group: str, topic: str) -> list[tuple[str, int]]:
         """The queues with lag, and their lags."""
         done = self.progress(group, topic)
         lags = [
@@ -210,7 +210,7 @@ class AsyncEmbeddedCluster:
 
     async def restart_broker(self, place: int = 0) -> None:
         """Stop a broker and start it again, with the same address and data."""
-        cluster = self._running
+        cluster = self.running
         if not 0 <= place < len(cluster.brokers):
             last = len(cluster.brokers) - 1
             raise OrbitError(f"restart_broker: the brokers are 0 to {last}, got {place}")
@@ -234,7 +234,8 @@ class AsyncEmbeddedCluster:
         )
 
     @property
-    def _running(self) -> Cluster:
+    def running(self) -> Cluster:
+        """What has been started. Raises `OrbitError` before that."""
         if self._cluster is None:
             raise OrbitError("the cluster is not started; use it as a context manager")
         return self._cluster
@@ -384,12 +385,17 @@ class EmbeddedCluster:
         return self._cluster.name_server
 
     @property
+    def brokers(self) -> tuple[Broker, ...]:
+        """They belong to the loop of the cluster: look at them through `call`."""
+        return self._cluster.brokers
+
+    @property
     def broker_addresses(self) -> tuple[str, ...]:
-        return tuple(str(broker.address) for broker in self._cluster.brokers)
+        return tuple(str(broker.address) for broker in self.brokers)
 
     def create_topic(self, topic: str, *, queues: int = 4) -> None:
         """Create a topic on every broker; returns when clients find it."""
-        self._run(self._cluster.create_topic(topic, queues=queues))
+        self.run(self._cluster.create_topic(topic, queues=queues))
 
     def send(self, topic: str, *bodies: bytes | str, **fields: Any) -> list[SendResult]:
         """Send a message for each body; `fields` are those of `Producer.send`: tags, keys, ..."""
@@ -400,37 +406,43 @@ class EmbeddedCluster:
             self._producer.start()
         return [self._producer.send(topic, body, **fields) for body in bodies]
 
+    def behind(self, group: str, topic: str) -> list[tuple[str, int]]:
+        """The queues with lag, and their lags."""
+        return self.call(lambda: self._cluster.behind(group, topic))
+
     def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:
         """Wait until the group's progress at the brokers has reached the end of the topic.
 
         Push consumers commit soon after they are idle, pull consumers every five seconds, and all
         consumers when they stop.
         """
-        self._run(self._cluster.until_consumed(group, topic, timeout=timeout))
+        self.run(self._cluster.until_consumed(group, topic, timeout=timeout))
 
     def messages(self, topic: str) -> list[StoredMessage]:
         """What is in a topic and can be read, in the order in which it was stored."""
-        return self._call(lambda: self._cluster.messages(topic))
+        return self.call(lambda: self._cluster.messages(topic))
 
     def progress(self, group: str, topic: str) -> dict[tuple[str, int], int]:
         """The committed offsets of a group, by broker and queue."""
-        return self._call(lambda: self._cluster.progress(group, topic))
+        return self.call(lambda: self._cluster.progress(group, topic))
 
     def advance(self, seconds: float) -> None:
         """Advance the clock; messages that become due are delivered immediately."""
-        self._call(lambda: self._cluster.advance(seconds))
+        self.call(lambda: self._cluster.advance(seconds))
 
     def restart_broker(self, place: int = 0) -> None:
         """Stop a broker and start it again, with the same address and data."""
-        self._run(self._cluster.restart_broker(place))
+        self.run(self._cluster.restart_broker(place))
 
-    def _call(self, function: Callable[[], R]) -> R:
+    def call(self, function: Callable[[], R]) -> R:
+        """What a function returns that is called on the loop of the cluster."""
+
         async def call() -> R:
             return function()
 
-        return self._run(call())
+        return self.run(call())
 
-    def _run(self, work: Coroutine[Any, Any, R]) -> R:
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the loop of the cluster."""
         if self._loop is None:
             work.close()

@@ -124,9 +124,8 @@ class TestLife:
 
         async with consumer:
             await until(lambda: consumer.statistics().troubles)
-            async with serving(
-                {RequestCode.GET_ROUTEINFO_BY_TOPIC: name_server._route}, ServerSettings(port=port)
-            ):
+            at = ServerSettings(port=port)
+            async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: name_server.answer_route}, at):
                 await until(lambda: seen == ["a"])
 
         waits = [r for r in caplog.records if "until a name server answers" in r.getMessage()]

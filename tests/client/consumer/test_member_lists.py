@@ -63,7 +63,7 @@ async def grow(cluster: AsyncEmbeddedCluster, place: int) -> None:
     parts.topics.update(config, now=parts.clock.now())
     parts.registration.notice()
     names = [broker.parts.settings.name for broker in cluster.brokers[: place + 1]]
-    await cluster._running.until_routed(TOPIC, names)
+    await cluster.running.until_routed(TOPIC, names)
 
 
 class First(Random):

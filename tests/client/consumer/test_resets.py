@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.members import LEAVING, queues_text
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
@@ -246,4 +247,4 @@ async def test_a_reset_of_a_queue_that_is_being_released_is_not_undone_by_the_la
 
 def is_leaving(consumer: AsyncConsumer) -> bool:
     """Whether the first queue is being released, as the running info of the consumer shows."""
-    return consumer._running.rebalancer.owned[FIRST].is_draining
+    return queues_text([FIRST]) in consumer.running_info().properties.get(LEAVING, "")

@@ -123,7 +123,7 @@ def test_a_message_that_no_broker_takes_is_told_of_and_the_others_of_its_frame_a
     elements = [*mixed.elements[:4], large, *mixed.elements[5:]]
     numbers = range(100, 109)
 
-    writer.send(mixed._replace(elements=elements, numbers=numbers))
+    writer.send(Frame(queue, elements, mixed.unique_id, numbers=numbers))
     writer.finish()
     (refusal,) = writer.take_refused()
 

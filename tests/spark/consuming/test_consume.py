@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -275,7 +276,7 @@ def test_a_worker_that_dies_costs_a_repetition_and_nothing_else(
     def die_once(message):
         if message.text() == "30" and not os.path.exists(path):  # noqa: PTH110  # travels alone
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     run = pipeline()
     run.on("orders")(journal.writing(die_once))
@@ -419,7 +420,7 @@ def dying_beside_a_slow_one(folder: Path) -> Handler:
                     break
                 threading.Event().wait(0.005)
             touch(has_died)
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     return handle
 
