@@ -1,8 +1,7 @@
-"""Java's `String.hashCode`, on which tags, index keys, sharding and allocation agree.
+"""Java's `String.hashCode` and `String.compareTo`, which all clients and brokers must share.
 
-`h = 31 * h + c` over UTF-16 code units with 32-bit overflow. A peer in any language that hashes
-otherwise filters, finds and orders other messages than every other client, so there is one
-implementation and the rest of the package asks it.
+Tags, index keys and the queue of an ordering key follow from the hash: `h = 31 * h + c` over UTF-16
+code units with 32-bit overflow. Allocation and signatures follow from the order.
 """
 
 from __future__ import annotations
@@ -24,6 +23,11 @@ def java_hash(text: str) -> int:
         for at in range(0, len(units), 2):
             hashed = hashed * 31 + (units[at] << 8 | units[at + 1]) & _BITS
     return hashed - ((hashed & _SIGN) << 1)
+
+
+def java_order(text: str) -> bytes:
+    """A sort key for Java's order of strings: by UTF-16 units, not by code points."""
+    return text.encode("utf-16-be", "surrogatepass")
 
 
 def key_hash(key: str | int) -> int:

@@ -335,25 +335,3 @@ async def test_progress_that_no_member_can_tell_is_refused(client, members, vers
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert (answer.remark or "").startswith(words)
-
-
-async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
-    client, members, monkeypatch, caplog
-):
-    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
-    member = await members.join("node", {STATUS: silent})
-    header = GetConsumerStatusRequest(topic="orders", group=GROUP)
-
-    answers = [await ask(client, ASK_STATUS, header) for _ in range(8)]
-
-    assert [each.remark for each in answers] == ["no answer from node"] * 8
-    assert len(members.asked) == 3
-    lines = [each for each in caplog.records if "does not tell its progress" in each.getMessage()]
-    assert len(lines) == 1
-    assert getattr(lines[0], "client", "") == "node"
-
-    # Another client, maybe, under the same id.
-    await member.close()
-    await members.join("node", {STATUS: at(3)})
-    told_now = await told(client, bodies.ConsumerStatus, ASK_STATUS, header)
-    assert told_now.consumer_table == {"node": {queue("orders"): 3}}

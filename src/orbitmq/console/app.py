@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 import uvicorn
@@ -26,6 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from orbitmq.client.engine import AsyncLife
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.console.api import deadletters, groups, messages, overview, topics
 from orbitmq.console.api.overview import known_now, me_content
@@ -74,7 +74,7 @@ _GRACE = 3
 _MOST_CONNECTIONS = 800
 
 
-class Console:
+class Console(AsyncLife):
     """A console that listens, on the caller's event loop.
 
     settings = ConsoleSettings(client=ClientSettings(name_servers=("localhost:9876",)))
@@ -89,18 +89,6 @@ class Console:
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Returns when browsers can connect. Raises `ConsoleError`."""

@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.broker.topics import READ_WRITE
+from orbitmq.client.engine import AsyncLife
+from orbitmq.client.loopthread import Life
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.cluster import Cluster
@@ -51,7 +52,7 @@ _CHECK_INTERVAL = 0.02
 _READ_SIZE = 1000
 
 
-class AsyncEmbeddedCluster:
+class AsyncEmbeddedCluster(AsyncLife):
     """A name server and brokers on the caller's event loop.
 
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
@@ -75,18 +76,6 @@ class AsyncEmbeddedCluster:
         self._adjust = adjust
         self._remove_data: Callable[[], object] | None = None
         self._cluster: Cluster | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Returns when clients find every broker."""
@@ -288,7 +277,7 @@ _DEADLINE = 60.0
 _NOT_STARTED = "the cluster is not started; use it as a context manager"
 
 
-class EmbeddedCluster:
+class EmbeddedCluster(Life):
     """A name server and brokers on an event loop of their own, in a background thread.
 
     with EmbeddedCluster() as cluster:
@@ -316,18 +305,6 @@ class EmbeddedCluster:
         self._stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._producer: Producer | None = None
         self.clock = self._cluster.clock
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Returns when clients find every broker."""

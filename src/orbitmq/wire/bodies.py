@@ -63,13 +63,6 @@ class LanguageName(enum.StrEnum):
     NODE_JS = "NODE_JS"
 
 
-class RequestMode(enum.StrEnum):
-    """Whether a group pulls or pops."""
-
-    PULL = "PULL"
-    POP = "POP"
-
-
 class SubscriptionData(Body, frozen=True, kw_only=True):
     """What a group wants of a topic."""
 
@@ -197,7 +190,7 @@ class QueueAssignment(Body, frozen=True, kw_only=True):
 
     attachments: dict[str, str] | None = None
     message_queue: MessageQueue
-    mode: RequestMode = RequestMode.PULL
+    mode: str = "PULL"  #: never POP, which is not served
 
 
 class Assignments(Body, frozen=True, kw_only=True):
@@ -206,19 +199,10 @@ class Assignments(Body, frozen=True, kw_only=True):
     message_queue_assignments: tuple[QueueAssignment, ...] = ()
 
 
-class SetRequestMode(Body, frozen=True, kw_only=True):
-    """SET_MESSAGE_REQUEST_MODE."""
-
-    consumer_group: str
-    mode: RequestMode = RequestMode.PULL
-    pop_share_queue_num: Int32 = 0
-    topic: str
-
-
 class RequestModes(Body, frozen=True, kw_only=True):
-    """The answer to GET_ALL_MESSAGE_REQUEST_MODE: by topic, then by group."""
+    """The answer to GET_ALL_MESSAGE_REQUEST_MODE: by topic, then by group; here always empty."""
 
-    message_request_mode_map: dict[str, dict[str, SetRequestMode]] = field(default_factory=dict)
+    message_request_mode_map: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 # Progress of groups, as tables.

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 
+from orbitmq.javahash import java_order
 from orbitmq.wire.codes import (
     DEFAULT_LIMITS,
     OUR_VERSION,
@@ -519,7 +520,7 @@ def signed_content(fields: Mapping[str, str], body: Bytes, version: int) -> byte
     skipped = {SIGNATURE}
     if version <= Gate.UNSIGNED_UNIQUE_KEY_QUERY:
         skipped.add(UNIQUE_KEY_QUERY)
-    names = sorted(fields.keys() - skipped, key=_java_order)
+    names = sorted(fields.keys() - skipped, key=java_order)
     text = "".join(fields[name] for name in names)
     return text.encode("utf-8", "replace") + body
 
@@ -533,11 +534,6 @@ def _digest(content: bytes, secret_key: str) -> bytes:
     # SHA-1 is what the protocol has; as an HMAC it is not broken.
     mac = hmac.digest(secret_key.encode("utf-8", "replace"), content, hashlib.sha1)
     return base64.b64encode(mac)
-
-
-def _java_order(name: str) -> bytes:
-    """Java compares strings by their UTF-16 units."""
-    return name.encode("utf-16-be", "surrogatepass")
 
 
 # Templates, for requests and answers that are encoded a hundred thousand times a second. A template

@@ -21,13 +21,13 @@ from orbitmq.client.consumer.strategies import (
     ConsistentHash,
     MachineRoomNearby,
     in_order,
-    java_order,
     name_of,
     share,
     strategy_named,
 )
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
+from orbitmq.javahash import java_order
 from tests.support.allocation import RECORDED, SEED, Case, cases, digest, room_of, strategy_of
 
 

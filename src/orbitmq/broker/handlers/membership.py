@@ -5,10 +5,8 @@ It also has the table of all handlers (`handlers_of`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
@@ -41,6 +39,7 @@ from orbitmq.broker.scheduler import Steps, chunked_answer
 from orbitmq.broker.timers import RecallHandler
 from orbitmq.broker.topics import may_read
 from orbitmq.broker.transactions import TransactionHandler
+from orbitmq.javahash import java_order
 from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler, Result
@@ -465,20 +464,8 @@ MakeFamily: TypeAlias = "Callable[[Parts], Family]"
 # is not known the request is refused, and the client keeps its queues. (Apache's broker then
 # answers an empty success.)
 
-#: Seconds that a route may be used: the members of a group ask one after the other.
-_ROUTE_LIFE = 5.0
-_MOST_ROUTES = 10_000
-
 #: The share of the member at an index, of a number of members.
 _Strategy = Callable[[Sequence[MessageQueue], int, int], Sequence[MessageQueue]]
-#: Readable queues by topic, or why they are not known.
-_Found = tuple[MessageQueue, ...] | Refused
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    asked_at: float
-    queues: asyncio.Task[_Found]
 
 
 class AssignmentHandler:
@@ -486,7 +473,6 @@ class AssignmentHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._routes: dict[str, _Route] = {}
         self._refused = LogAtIntervals()
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -497,9 +483,7 @@ class AssignmentHandler:
         asked = decode_body(QueryAssignment, request.body)
         is_shared = asked.message_model is not MessageModel.BROADCASTING
         strategy = self._strategy(asked) if is_shared else None
-        queues = await self._queues(asked.topic)
-        if isinstance(queues, Refused):
-            raise Refused(queues.code, str(queues))
+        queues: Sequence[MessageQueue] = await self._queues(asked.topic)
         if strategy is not None:
             queues = self._share(asked, strategy, queues)
         assignments = tuple(QueueAssignment(message_queue=queue) for queue in queues)
@@ -533,47 +517,32 @@ class AssignmentHandler:
         self, asked: QueryAssignment, strategy: _Strategy, queues: Sequence[MessageQueue]
     ) -> tuple[MessageQueue, ...]:
         members = self._parts.consumers.members(asked.consumer_group)
-        ids = sorted((member.client.id for member in members), key=_java_order)
+        ids = sorted((member.client.id for member in members), key=java_order)
         if asked.client_id not in ids:
             raise Refused(
                 ResponseCode.CONSUMER_NOT_ONLINE,
                 f"{names.shown(asked.client_id)} is not a member of group "
                 f"{names.shown(asked.consumer_group)!r} here; send a heartbeat first",
             )
-        ordered = sorted(queues, key=lambda each: (_java_order(each.broker_name), each.queue_id))
+        ordered = sorted(queues, key=lambda each: (java_order(each.broker_name), each.queue_id))
         return tuple(strategy(ordered, ids.index(asked.client_id), len(ids)))
 
-    # Routes.
-
-    async def _queues(self, topic: str) -> _Found:
-        now = self._parts.clock.monotonic()
-        route = self._routes.get(topic)
-        if route is None or (now - route.asked_at >= _ROUTE_LIFE and route.queues.done()):
-            if len(self._routes) >= _MOST_ROUTES:
-                self._routes.clear()
-            found = self._parts.loop.create_task(self._look_up(topic))
-            route = self._routes[topic] = _Route(now, found)
-        # Shared by all requests meanwhile, of which one may be cancelled.
-        return await asyncio.shield(route.queues)
-
-    async def _look_up(self, topic: str) -> _Found:
+    async def _queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic at all brokers. Raises `Refused`."""
         parts = self._parts
-        try:
-            route = await parts.registration.route(topic)
-        except Refused as refused:
-            return refused
+        route = await parts.registration.route(topic)
         if route is not None:
-            return tuple(queue for data in route.queue_datas for queue in _readable(topic, data))
+            return [queue for data in route.queue_datas for queue in _readable(topic, data)]
         # Without a name server there is no other broker.
         config = parts.topics.get(topic)
         if config is None:
-            return Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{names.shown(topic)}] not exist")
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{names.shown(topic)}] not exist")
         own = QueueData(
             broker_name=parts.settings.name,
             perm=config.perm & parts.settings.permission,
             read_queue_nums=config.read_queue_nums,
         )
-        return tuple(_readable(topic, own))
+        return _readable(topic, own)
 
 
 def _readable(topic: str, data: QueueData) -> list[MessageQueue]:
@@ -586,11 +555,6 @@ def _readable(topic: str, data: QueueData) -> list[MessageQueue]:
 
 
 # The same rules as in `client.consumer.strategies`: members of both kinds have to agree.
-
-
-def _java_order(text: str) -> bytes:
-    """Sorts texts as Java does."""
-    return text.encode("utf-16-be", "surrogatepass")
 
 
 def _in_pages(queues: Sequence[MessageQueue], place: int, members: int) -> Sequence[MessageQueue]:

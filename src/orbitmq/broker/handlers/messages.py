@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from orbitmq.broker.scheduler import Slices
 from orbitmq.broker.topics import may_write
 from orbitmq.broker.writes import Draft
 from orbitmq.clock import milliseconds
-from orbitmq.errors import OrbitError
 from orbitmq.message.ids import encode_offset_id
 from orbitmq.message.properties import (
     PUSH_REPLY_TIME,
@@ -204,8 +203,6 @@ log = logging.getLogger(__name__)
 CONSUMER_DEADLINE = 10.0
 #: Seconds for the members of a group.
 MEMBER_DEADLINE = 5.0
-#: The number of questions for progress to a member that does not answer.
-MEMBER_TRIES = 3
 
 #: The tool's credentials, which are not passed on.
 _CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
@@ -216,9 +213,6 @@ class RelayHandler:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        #: Unanswered questions for progress, by member.
-        self._untold: Counter[Connection] = Counter()
-        parts.on_connection_closed(lambda closed: self._untold.pop(closed, None))
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -375,35 +369,15 @@ class RelayHandler:
         self, member: Member, header: GetConsumerStatusRequest
     ) -> dict[MessageQueue, int] | None:
         """The progress of one member; None without a useful answer."""
-        connection = _connection(member)
-        if self._untold[connection] >= MEMBER_TRIES:
-            return None
         try:
-            answer = await connection.request(
+            answer = await _connection(member).request(
                 RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header, timeout=MEMBER_DEADLINE
             )
-            self._untold.pop(connection, None)
             if answer.code != ResponseCode.SUCCESS or not answer.body:
                 return None
             return decode_body(ConsumerStatus, answer.body).message_queue_table or {}
-        except (RemotingError, WireError) as error:
-            self._note_untold(connection, member.client.id, header.group, error)
+        except (RemotingError, WireError):
             return None
-
-    def _note_untold(
-        self, connection: Connection, client_id: str, group: str, error: OrbitError
-    ) -> None:
-        if not connection.is_open:
-            return
-        self._untold[connection] += 1
-        if self._untold[connection] == MEMBER_TRIES:
-            log.warning(
-                "a consumer does not tell its progress, and is not asked for it any more until it "
-                "connects again: %s (%d times)",
-                error,
-                MEMBER_TRIES,
-                extra={"group": group, "client": client_id},
-            )
 
 
 def _connection(member: Member) -> Connection:

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -20,7 +19,6 @@ from typing import (
     NamedTuple,
     ParamSpec,
     Protocol,
-    Self,
     TypedDict,
     TypeVar,
     Unpack,
@@ -69,7 +67,7 @@ from orbitmq.client.consumer.statistics import (
 from orbitmq.client.consumer.strategies import Averagely, Strategy, name_of, strategy_named
 from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions, check_subscriptions
 from orbitmq.client.consumer.workers import DirectCall, WorkerPool
-from orbitmq.client.engine import Engine, ProcessCheck
+from orbitmq.client.engine import AsyncLife, Engine, ProcessCheck
 from orbitmq.client.loopthread import Life, LoopThread
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.client.signals import GracefulExit, Latch, stop_requested, unless
@@ -158,7 +156,7 @@ class _Last(NamedTuple):
 
 
 @explained()
-class AsyncConsumer:
+class AsyncConsumer(AsyncLife):
     """A member of a consumer group, with handlers for one topic or several.
 
     consumer = AsyncConsumer("billing", name_server="localhost:9876")
@@ -254,18 +252,6 @@ class AsyncConsumer:
             await core.unsubscribe(self._registrations.wire_topic(topic))
 
     # ---- start and stop
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Begin to consume on the running loop. Returns when the brokers know the consumer.

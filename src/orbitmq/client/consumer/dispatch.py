@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.pull import decode_pulled
-from orbitmq.client.consumer.sendback import DEFAULT_RETRIES, FIRST_LEVEL
+from orbitmq.client.consumer.sendback import DEFAULT_RETRIES, FIRST_LEVEL, log_fields
 from orbitmq.client.consumer.settings import FlowSettings
 from orbitmq.client.consumer.verdict import (
     DEAD,
@@ -216,18 +216,8 @@ class BaseConsumption(ABC):
             self._next(first, outcome, failure),
             failure.reason or "no reason given",
             exc_info=failure.error,
-            extra=self._fields(first),
+            extra=log_fields(self._group, first),
         )
-
-    def _fields(self, message: ReceivedMessage) -> dict[str, object]:
-        """What a line in the log says about a message."""
-        return {
-            "group": self._group,
-            "queue": str(message.queue),
-            "offset": message.queue_offset,
-            "message_id": message.msg_id,
-            "attempt": message.attempt,
-        }
 
     def _log_not_begun(self, owned: OwnedQueue, count: int, error: Exception) -> None:
         """Log that no worker could be started: the system has no thread left."""
@@ -250,7 +240,7 @@ class BaseConsumption(ABC):
             message.queue_offset,
             message.queue,
             exc_info=error,
-            extra=self._fields(message),
+            extra=log_fields(self._group, message),
         )
 
 
@@ -986,7 +976,7 @@ class OrderlyConsumption(BaseConsumption):
                 message.queue_offset,
                 message.queue,
                 failure.reason or "no reason given",
-                extra=self._fields(message),
+                extra=log_fields(self._group, message),
             )
             return True
         try:

@@ -165,7 +165,7 @@ class SendBack:
                 self._named(message),
                 "keeping it" if is_kept else "sending it to the retry topic",
                 error,
-                extra=self._fields(message),
+                extra=log_fields(self._group, message),
             )
             if is_kept:
                 return False
@@ -227,7 +227,7 @@ class SendBack:
                 "%s could not be given up: %s",
                 self._named(message),
                 error,
-                extra=self._fields(message),
+                extra=log_fields(self._group, message),
             )
             return False
         return True
@@ -296,7 +296,7 @@ class SendBack:
                 "%s failed and could not be sent to the retry topic: %s",
                 self._named(message),
                 error,
-                extra=self._fields(message),
+                extra=log_fields(self._group, message),
             )
             return False
         return True
@@ -312,7 +312,7 @@ class SendBack:
             "" if attempts == 1 else "s",
             "" if is_sure else ", unless the broker allows the group more",
             failure.reason or "no reason given",
-            extra=self._fields(message),
+            extra=log_fields(self._group, message),
         )
 
     def _named(self, message: ReceivedMessage) -> str:
@@ -321,14 +321,16 @@ class SendBack:
             f"{message.queue}, attempt {message.attempt})"
         )
 
-    def _fields(self, message: ReceivedMessage) -> dict[str, object]:
-        return {
-            "group": self._group,
-            "queue": str(message.queue),
-            "offset": message.queue_offset,
-            "message_id": message.msg_id,
-            "attempt": message.attempt,
-        }
+
+def log_fields(group: str, message: ReceivedMessage) -> dict[str, object]:
+    """The fields of a log line about a message."""
+    return {
+        "group": group,
+        "queue": str(message.queue),
+        "offset": message.queue_offset,
+        "message_id": message.msg_id,
+        "attempt": message.attempt,
+    }
 
 
 def _origin_topic(message: ReceivedMessage) -> str:

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from orbitmq.client.routes import Queue
 from orbitmq.errors import ClientError, SettingError
+from orbitmq.javahash import java_order
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +69,6 @@ def in_order(queues: Iterable[Queue]) -> list[Queue]:
     return sorted(
         queues, key=lambda queue: (java_order(queue.topic), java_order(queue.broker), queue.id)
     )
-
-
-def java_order(text: str) -> bytes:
-    """A sort key for Java's order of strings: by UTF-16 units, not by code points."""
-    return text.encode("utf-16-be", "surrogatepass")
 
 
 def strategy_named(given: str | Strategy, name: str = "strategy") -> Strategy:

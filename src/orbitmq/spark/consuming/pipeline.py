@@ -11,8 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import cloudpickle
 
@@ -29,7 +28,7 @@ from orbitmq.client.consumer.progress import consume_from as beginning
 from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import Strategy, strategy_named
 from orbitmq.client.engine import Engine, ProcessCheck
-from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.loopthread import Life, LoopThread
 from orbitmq.client.ranges.connections import ClientTls, Credentials, RangeAccess
 from orbitmq.client.settings import resolve
 from orbitmq.client.signals import GracefulExit
@@ -127,7 +126,7 @@ def consume(
     )
 
 
-class ConsumePipeline:
+class ConsumePipeline(Life):
     """A consumer group on Spark. Made by `consume`; thread-safe."""
 
     def __init__(
@@ -201,18 +200,6 @@ class ConsumePipeline:
         self._handled.append(handled)
 
     # ---- life
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Join the group and consume in the background."""
