@@ -41,6 +41,7 @@ _FEW = (4, 4)
 _100B = Sends(topic="bench-100", body_size=100)
 _1KIB = Sends(topic="bench-1024", body_size=1024)
 _BATCHES = Sends(topic="bench-batches", body_size=1024, per_request=32)
+_LARGE_BATCHES = Sends(topic="bench-large-batches", body_size=1024, per_request=256)
 
 #: Consecutive messages of a queue lie apart in the log, or side by side.
 _APART = Sends(topic="bench-apart", body_size=1024, queues=4)
@@ -419,7 +420,9 @@ def _latency_line(
     )
 
 
-def _apache_lines(name: str, requests: Requests, load: tuple[int, int]) -> tuple[Bench, Bench]:
+def _apache_lines(
+    name: str, requests: Requests, load: tuple[int, int], *, target: float | None = None
+) -> tuple[Bench, Bench]:
     """What clients get, and what that costs: they differ where a server uses several cores."""
     return (
         _line(
@@ -427,6 +430,7 @@ def _apache_lines(name: str, requests: Requests, load: tuple[int, int]) -> tuple
             _beside_apache(requests, load, _by_wall, again=False),
             _APACHE,
             clock=Clock.WALL,
+            target=target,
             room="peers",
         ),
         _line(
@@ -589,6 +593,7 @@ BENCHES = (
     *_apache_lines("sends of 1 KiB, 64 connections", _1KIB, _MANY_CONNECTIONS),
     *_apache_lines("sends of 1 KiB, 1 in flight", _1KIB, _ONE),
     *_apache_lines("batches of 32 messages of 1 KiB", _BATCHES, _FEW),
+    *_apache_lines("batches of 256 messages of 1 KiB", _LARGE_BATCHES, _FEW, target=2.5),
     *_apache_lines("pulls of 32, four queues interleaved, 1 KiB", _PULLS_OF_32, _FEW),
     _latency_line("arrival to delivery at 1,000 messages/s, median", "median", apache=True),
     _latency_line("arrival to delivery at 1,000 messages/s, 99th percentile", "p99", apache=True),

@@ -26,6 +26,7 @@ from orbitmq.broker.writes import Draft
 from orbitmq.filter.tags import parse_tags
 from orbitmq.javahash import java_hash
 from orbitmq.message.properties import encode_properties
+from orbitmq.message.stored import encode_batch
 from orbitmq.remoting.settings import Address
 from orbitmq.store.settings import FlushPolicy, ReadFailed
 from orbitmq.wire.bodies import MessageModel, SubscriptionData, SubscriptionGroupConfig, TopicConfig
@@ -37,11 +38,20 @@ from orbitmq.wire.headers import (
     DeleteGroupRequest,
     PullFlag,
     ResetOffsetRequest,
+    SendMessageResponse,
     TopicRequest,
     UpdateGroupForbiddenRequest,
 )
 from orbitmq.wire.javajson import encode_body
-from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, pull_header, until
+from tests.support.broker import (
+    GROUP,
+    SMALL_STORE,
+    RawClient,
+    bodies_in,
+    messages_in,
+    pull_header,
+    until,
+)
 
 #: Far longer than any of these tests takes.
 LONG = 60.0
@@ -109,6 +119,26 @@ def submit(client: RawClient, answers: list[Command], count: int, **fields: Any)
 
 
 # Woken by a message.
+
+
+@pytest.mark.parametrize(("tag", "bodies"), [("*", [b"0", b"1"]), ("last", [b"99"])])
+async def test_a_large_batch_wakes_a_pull_with_the_messages_that_it_wants(
+    broker, client, orders, tag, bodies
+):
+    waiting = begin(client, orders, subscription=tag)
+    await held(broker)
+    batch = encode_batch(
+        (b"%d" % n, 0, encode_properties({"TAGS": "last" if n == 99 else "other"}))
+        for n in range(100)
+    )
+
+    answer = await client.send(orders, batch, batch=True)
+    found = messages_in(await answer_of(waiting))
+
+    assert [bytes(message.body) for message in found[:2]] == bodies
+    ids = answer.header(SendMessageResponse).msg_id.split(",")
+    assert len(ids) == 100
+    assert [ids[message.queue_offset] for message in found] == [each.offset_id for each in found]
 
 
 @pytest.mark.parametrize("policy", FlushPolicy)

@@ -27,7 +27,7 @@ from orbitmq.filter.tags import MessageFilter, Properties
 from orbitmq.logonce import LogEveryNth
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import refusal
-from orbitmq.store.append import Arrival
+from orbitmq.store.append import Arrival, Arrivals, single_arrivals
 from orbitmq.store.settings import StoreError
 from orbitmq.store.store import Store
 from orbitmq.store.verify import properties_of
@@ -185,7 +185,7 @@ class HeldPulls:
 
     # What ends the waiting.
 
-    def arrived(self, arrivals: Sequence[Arrival]) -> None:
+    def arrived(self, arrivals: Sequence[Arrivals]) -> None:
         """Messages became readable: wake the pulls that wait for one of them."""
         if not self._count:
             return
@@ -195,12 +195,12 @@ class HeldPulls:
             # The write that announces these messages has to answer its senders.
             log.exception("held pulls could not be woken")
 
-    def _wake(self, arrivals: Sequence[Arrival]) -> None:
+    def _wake(self, arrivals: Sequence[Arrivals]) -> None:
         of_queue = self.table.of_queue
         at_once = self.slices.at_once
         woken: list[HeldPull] = []
         try:
-            for arrival in arrivals:
+            for arrival in self._awaited(arrivals):
                 key = (arrival[0].topic, arrival[0].queue_id)
                 waiting = of_queue(*key)
                 if not waiting:
@@ -222,12 +222,25 @@ class HeldPulls:
             if woken:
                 self._process_woken(woken, arrivals)
 
-    def _process_woken(self, woken: list[HeldPull], arrivals: Sequence[Arrival]) -> None:
+    def _awaited(self, arrivals: Sequence[Arrivals]) -> Iterator[Arrival]:
+        """The messages one by one, as long as somebody waits for their queue."""
+        of_queue = self.table.of_queue
+        for each in arrivals:
+            topic, queue_id = each[0].topic, each[0].queue_id
+            if of_queue(topic, queue_id):
+                for arrival in single_arrivals(each):
+                    yield arrival
+                    if not of_queue(topic, queue_id):
+                        break
+
+    def _process_woken(self, woken: list[HeldPull], arrivals: Sequence[Arrivals]) -> None:
         first = woken[0]
         if len(woken) == 1:
             first.is_alone = True
             if len(arrivals) == 1 and not first.wanted.needs_properties:
-                first.judged = arrivals[0][1]
+                _, number, code, _, _ = arrivals[0]
+                if isinstance(code, int):
+                    first.judged = number
         for pull in woken:
             self._process(pull)
         # Not left to the end of the step, which would add latency.

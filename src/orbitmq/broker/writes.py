@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
+import numpy as np
 
 from orbitmq.broker.counters import Counters, Latencies, TopicCounts
 from orbitmq.broker.errors import BrokerError, PutResult, PutStatus, failed, refusal_code
@@ -37,6 +38,7 @@ from orbitmq.wire.headers import SendMessageResponse
 
 if TYPE_CHECKING:
     from orbitmq.broker.settings import SendSettings
+    from orbitmq.message.scan import Int64s
 
 
 # Answers to sends: from templates for the usual ones, else by the encoder.
@@ -62,7 +64,7 @@ _STORED = (
 class BatchPlace:
     """The answer to a batch."""
 
-    offsets: list[int]  #: in the log, of all its messages
+    offsets: Sequence[int] | Int64s  #: in the log, of all its messages
     queue_id: int
     number: int  #: in the queue, of the first message
     unique_id: str | None
@@ -73,7 +75,8 @@ class SendAnswers:
 
     def __init__(self, region: str, store_host: bytes, *, trace_on: bool) -> None:
         #: The format of an offset id.
-        self._offset_id = store_host.hex().upper() + "%016X"
+        self._host_id = store_host.hex().upper()
+        self._offset_id = self._host_id + "%016X"
         self._region = region
         self._trace_on = trace_on
         self._extra = {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
@@ -118,7 +121,7 @@ class SendAnswers:
 
     def _stored_batch(self, code: int, request: Command, place: BatchPlace) -> Sequence[Bytes]:
         offsets, unique_id = place.offsets, place.unique_id or ""
-        ids = b",".join([self._offset_id.encode()] * len(offsets)) % tuple(offsets)
+        ids = self._offset_ids(offsets)
         # The encoder would search a thousand characters of ids for what has to be escaped.
         is_usual = code == ResponseCode.SUCCESS and request.serialization is _JSON
         if is_usual and unique_id.isascii() and unique_id.isalnum():
@@ -137,6 +140,12 @@ class SendAnswers:
             transaction_id=place.unique_id,
         )
         return self._encoded(code, request, fields)
+
+    def _offset_ids(self, offsets: Sequence[int] | Int64s) -> bytes:
+        if not isinstance(offsets, np.ndarray):
+            return b",".join([self._offset_id.encode()] * len(offsets)) % tuple(offsets)
+        digits = offsets.astype(">i8").tobytes().hex(",", 8).upper()
+        return (self._host_id + digits.replace(",", "," + self._host_id)).encode()
 
     def _encoded(self, code: int, request: Command, header: SendMessageResponse) -> list[Bytes]:
         remark = None if code == ResponseCode.SUCCESS else ResponseCode(code).name

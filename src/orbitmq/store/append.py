@@ -15,7 +15,10 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+import numpy as np
+
 from orbitmq.clock import milliseconds, milliseconds_up
+from orbitmq.message.batchrecords import BatchColumns, records_of
 from orbitmq.message.properties import DELAY, TAGS, property_value
 from orbitmq.message.record import (
     CRC_BITS,
@@ -32,8 +35,9 @@ from orbitmq.message.record import (
     restamped,
     tag_code,
 )
+from orbitmq.message.stored import batch_fields
 from orbitmq.store.files import is_full
-from orbitmq.store.queues import ConsumeQueue, pack_entry
+from orbitmq.store.queues import ENTRY, ENTRY_SIZE, ConsumeQueue, iter_entries, pack_entry
 from orbitmq.store.settings import (
     BatchRefused,
     DiskFull,
@@ -45,10 +49,11 @@ from orbitmq.store.settings import (
 from orbitmq.store.verify import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from orbitmq.clock import Clock
     from orbitmq.message.record import Buffer
+    from orbitmq.message.scan import Int64s
     from orbitmq.store.commitlog import CommitLog
     from orbitmq.store.queues import QueueTable
     from orbitmq.store.settings import StoreSettings
@@ -81,7 +86,7 @@ class Appender:
         fail: Callable[[BaseException], None],
     ) -> None:
         self.last_store_ms = 0
-        self.arrived: Callable[[Sequence[Arrival]], None] | None = None
+        self.arrived: Callable[[Sequence[Arrivals]], None] | None = None
         self.is_held_back = False  #: entries wait for `publish`, because the disk must come first
         self.is_mirror = False  #: the log is another broker's; see `mirroring`
         self._log = commit_log
@@ -188,12 +193,12 @@ class Appender:
         self,
         topic: str,
         queue_id: int,
-        elements: Iterable[tuple[Buffer, int, bytes]],
+        elements: Iterable[tuple[Buffer, int, bytes]] | BatchColumns,
         born_ms: int,
         born_host: bytes,
         sys_flag: int = 0,
         reconsume_times: int = 0,
-    ) -> tuple[list[int], int]:
+    ) -> tuple[Sequence[int] | Int64s, int]:
         """Collect messages (body, flag, properties) side by side; offsets and the first number."""
         if sys_flag & _TRANSACTION:
             raise BatchRefused(
@@ -206,6 +211,11 @@ class Appender:
             sys_flag, born_ms, born_host, store_ms, self._store_host, reconsume_times
         )
         first = queue.next_offset
+        if isinstance(elements, BatchColumns):
+            offsets = self._collect_columns(queue, elements, constants)
+            if offsets is not None:
+                return offsets, first
+            elements = batch_fields(elements.batch)
         try:
             elements = list(elements)
             at = self._position
@@ -224,6 +234,26 @@ class Appender:
         if not elements:
             self._queues.forget_unused(queue)
         return [arrival[3] for arrival in arrivals], first
+
+    def _collect_columns(
+        self, queue: ConsumeQueue, columns: BatchColumns, constants: bytes
+    ) -> Int64s | None:
+        """Collect a large batch; its offsets, or None if it is to be taken one by one."""
+        if queue.is_schedule:
+            return None
+        at, number = self._position, queue.next_offset
+        records = records_of(columns, queue.topic_field, queue.queue_id, number, at, constants)
+        if records.end > self._limit or int(records.sizes.max()) > self._max_record:
+            return None  # once in a file, or refused
+        entries = np.empty(len(columns), ENTRY)
+        entries["offset"] = records.offsets
+        entries["size"] = records.sizes
+        entries["code"] = self.codes.of_tails(queue, columns.tails)
+        self._pieces += records.pieces
+        self._position = records.end
+        queue.next_offset = number + len(columns)
+        self._turn.append((queue, number, entries.tobytes(), at, records.end - at))
+        return records.offsets
 
     def _encode_batch(
         self,
@@ -407,8 +437,12 @@ class Appender:
             if number != queue.max_offset:
                 raise self._out_of_order(queue, number)
             tail = queue.tail
-            tail += pack_entry(at, size, code)
-            queue.max_offset = number + 1
+            if isinstance(code, int):
+                tail += pack_entry(at, size, code)
+                queue.max_offset = number + 1
+            else:
+                tail += code
+                queue.max_offset = number + len(code) // ENTRY_SIZE
             queue.last_end = at + size
             if not queue.is_dirty:
                 queue.is_dirty = True
@@ -462,8 +496,21 @@ class ArrivedIn(Protocol):
 #: A message that readers can see now: its queue, its number there, its tag code (the time of
 #: delivery in the schedule topic), its offset in the log and its size.
 Arrival: TypeAlias = tuple[ArrivedIn, int, int, int, int]
+#: The same, or all messages of a large batch: the number and offset of the first, their entries in
+#: place of a tag code, and the size of all.
+Arrivals: TypeAlias = tuple[ArrivedIn, int, int | bytes, int, int]
 #: The same before it is announced, with the queue that it is to be written to.
-Placed: TypeAlias = tuple[ConsumeQueue, int, int, int, int]
+Placed: TypeAlias = tuple[ConsumeQueue, int, int | bytes, int, int]
+
+
+def single_arrivals(arrivals: Arrivals) -> Iterator[Arrival]:
+    """The messages one by one."""
+    queue, first, codes, at, size = arrivals
+    if isinstance(codes, int):
+        yield queue, first, codes, at, size
+        return
+    for number, (at, size, code) in enumerate(iter_entries(codes), first):
+        yield queue, number, code, at, size
 
 
 # The last field of a queue entry: the tag code, by which readers filter without the message (0
@@ -495,6 +542,18 @@ class EntryCodes:
             rest = properties[len(_TAGS) :]
         code = self._known.get(rest.partition(_ITEM_END)[0])
         return self._learn(properties) if code is None else code
+
+    def of_tails(self, queue: ConsumeQueue, tails: list[bytes]) -> list[int]:
+        """The codes of many messages of a queue of no schedule, by their properties.
+
+        These have their length before them, two bytes, which may look like the start of an item.
+        """
+        known, codes = self._known, []
+        for tail in tails:
+            before, _, rest = tail.rpartition(_TAGS_ITEM)
+            code = known.get(rest.partition(_ITEM_END)[0]) if before else None
+            codes.append(self.of(queue, tail[2:], 0) if code is None else code)
+        return codes
 
     def in_schedule(self, properties: bytes, store_ms: int) -> int:
         """The same in the schedule topic."""

@@ -36,6 +36,8 @@ ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("code", ">i8")])
 NAME_DIGITS = 20
 pack_entry = struct.Struct(">qiq").pack
 _read_entry = struct.Struct(">qiq").unpack_from
+#: Offset in the log, size and tag code of entries side by side.
+iter_entries = struct.Struct(">qiq").iter_unpack
 _BLANK_SIZE = 0x7FFFFFFF
 _BLOCK = 4096
 #: Stands for entries that a queue never had because its older files were lost.

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from orbitmq.clock import Clock
     from orbitmq.filter.tags import MessageFilter
-    from orbitmq.store.append import Arrival
+    from orbitmq.store.append import Arrivals
     from orbitmq.store.commitlog import Post, WhenFlushed
     from orbitmq.store.queues import ConsumeQueue
     from orbitmq.store.read import ReadResult
@@ -118,7 +118,7 @@ class Store:
 
     # ---- writing
 
-    def on_arrival(self, call: Callable[[Sequence[Arrival]], None] | None) -> None:
+    def on_arrival(self, call: Callable[[Sequence[Arrivals]], None] | None) -> None:
         """Have messages announced as soon as they can be read: in `write`, or after the flush."""
         self._appender.arrived = call
 

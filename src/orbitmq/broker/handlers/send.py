@@ -22,6 +22,7 @@ from orbitmq.broker.topics import may_write
 from orbitmq.broker.writes import BatchPlace, Draft, SendAnswers, unique_id_of, waits_for_flush
 from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.errors import OrbitError
+from orbitmq.message.batchrecords import BatchColumns, batch_columns
 from orbitmq.message.properties import (
     CLUSTER,
     DELAY,
@@ -273,7 +274,7 @@ class SendHandler:
         body = request.body
         if len(body) > self._settings.max_message_size:
             raise self._checks.too_large(len(body), 0)
-        elements = batch_fields(body)
+        elements = batch_columns(body) or batch_fields(body)
         offsets, number = self._parts.store.append_batch(
             topic,
             queue_id,
@@ -283,7 +284,10 @@ class SendHandler:
             header.sys_flag,
             header.reconsume_times or 0,
         )
-        writes.count(course.counts, [len(element[0]) for element in elements])
+        if isinstance(elements, BatchColumns):
+            writes.count(course.counts, elements.body_sizes.tolist())
+        else:
+            writes.count(course.counts, [len(element[0]) for element in elements])
         properties = header.properties or ""
         writes.answer_later(
             connection,

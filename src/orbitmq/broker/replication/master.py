@@ -18,7 +18,7 @@ from orbitmq.broker.errors import BrokerError, PutStatus
 from orbitmq.broker.settings import HA_DISTANCE
 from orbitmq.clock import Clock
 from orbitmq.remoting.settings import Address, ListenFailed, socket_address
-from orbitmq.store.append import Arrival
+from orbitmq.store.append import Arrivals
 from orbitmq.store.mirror import Mirroring
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ReplicaServer:
         """The number of slaves that are close behind."""
         return sum(1 for replica in self.replicas if replica.is_in_sync)
 
-    def arrived(self, _: Sequence[Arrival]) -> None:
+    def arrived(self, _: Sequence[Arrivals]) -> None:
         """New messages can be sent."""
         for replica in self.replicas:
             replica.wake()

@@ -35,7 +35,7 @@ from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.remoting.settings import Address, AddressError, parse_address
-from orbitmq.store.append import Arrival
+from orbitmq.store.append import Arrivals
 from orbitmq.store.mirror import MirrorRefused
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.bodies import (
@@ -618,7 +618,7 @@ def _serve(parts: Parts) -> ReplicaServer:
     parts.scheduler.add(serving)
     held = parts.held
 
-    def arrived(arrivals: Sequence[Arrival]) -> None:
+    def arrived(arrivals: Sequence[Arrivals]) -> None:
         serving.arrived(arrivals)
         held.arrived(arrivals)
 
