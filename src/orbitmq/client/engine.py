@@ -1,8 +1,7 @@
 """One client: its connections, routes, heartbeats and timers, all on one event loop.
 
-Producers, consumers and admins are built on an engine and may share one. Whatever runs in the
-background is a task of the engine. After a stop brokers have been notified, and no task, timer or
-socket is left.
+Producers, consumers and admins are built on an engine and may share one. All background work is a
+task of the engine. A stop notifies the brokers and leaves no task, timer or socket behind.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The answers that are none other than yes.
+#: The codes of successful answers.
 SUCCESS: Final = frozenset({int(ResponseCode.SUCCESS)})
 _ROUTE: Final = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
 
@@ -81,7 +80,7 @@ class Engine(AsyncLife):
         clock: Clock | None = None,
         chance: random.Random | None = None,
     ) -> None:
-        """`stable` keeps the client id through restarts, as broadcasting needs it."""
+        """`stable` keeps the client id across restarts, which broadcasting needs."""
         if not settings.name_servers:
             raise SettingError("client.name_servers must name at least one host:port, got none")
         self.settings = settings
@@ -124,7 +123,8 @@ class Engine(AsyncLife):
     async def start(self) -> None:
         """Bind to the running loop. No connection is made yet."""
         if self._check_process.begin() and self._state is _State.NEW:
-            # Made before a fork, maybe of several workers: each is a client of its own.
+            # Created before a fork, perhaps of several workers: each process is a client of its
+            # own.
             self.client_id = make_client_id(self.settings, stable=self._is_stable)
             self._own_chance.seed()
         if self._state is _State.RUNNING:
@@ -141,10 +141,10 @@ class Engine(AsyncLife):
         await anext(self._guard)
 
     async def _outlast_nothing(self) -> AsyncGenerator[None]:
-        """Closes the connections when a program ends its loop and stops nothing.
+        """Closes the connections when a program ends its loop without a stop.
 
-        Loops finish their asynchronous generators when all tasks are done, those of the program
-        that still stop clients in order among them; a task would be cancelled beside them.
+        Loops close their asynchronous generators after all tasks are done, also after tasks that
+        stop clients gracefully; a task of ours would be cancelled together with them.
         """
         try:
             yield
@@ -158,7 +158,7 @@ class Engine(AsyncLife):
         self._stopped.set()
 
     async def stop(self) -> None:
-        """Tell brokers, end all tasks, close all connections. Bounded; may be called again."""
+        """Notify brokers, end all tasks, close connections. Bounded in time; may be repeated."""
         if self._state in (_State.NEW, _State.STOPPED):
             self._state = _State.STOPPED
             return
@@ -180,7 +180,7 @@ class Engine(AsyncLife):
             await self.abort()
 
     async def abort(self) -> None:
-        """Stop without a word to the brokers, which see the connections close."""
+        """Stop without notifying the brokers, which see the connections close."""
         self._state = _State.STOPPING
         try:
             await self._background.end(self.settings.stop_timeout)
@@ -188,7 +188,7 @@ class Engine(AsyncLife):
             await self._serving.dispatcher.stop()
             await self._channels.close()
         finally:
-            # A cancelled stop leaves no resources and no waiters behind either.
+            # A cancelled stop must not leave resources or waiters behind.
             self._channels.abort()
             self._has_stopped()
             if self._guard is not None:
@@ -198,7 +198,7 @@ class Engine(AsyncLife):
     def is_running(self) -> bool:
         return self._state is _State.RUNNING
 
-    # ---- asking
+    # ---- requests
 
     async def ask(
         self,
@@ -213,8 +213,8 @@ class Engine(AsyncLife):
     ) -> Command:
         """Ask a server. Raises `BrokerRefused` for a code beyond `accept`, and `RemotingError`.
 
-        A server that is about to stop says so (GO_AWAY): it is asked once more, on a new
-        connection, where by then perhaps its successor listens.
+        A server that is about to stop answers GO_AWAY. The request is then repeated once, on a new
+        connection, where its successor may listen.
         """
         if timeout is None:
             timeout = self.settings.request_timeout
@@ -254,7 +254,7 @@ class Engine(AsyncLife):
         body: Bytes = b"",
         extra: Mapping[str, str] | None = None,
     ) -> None:
-        """Tell a server something that it does not answer. Raises `RemotingError`."""
+        """Send a server a one-way request. Raises `RemotingError`."""
         connection = await self.connection(where)
         connection.notify(code, header, body=body, extra=extra)
 
@@ -274,22 +274,22 @@ class Engine(AsyncLife):
 
     @property
     def name_servers(self) -> tuple[Address, ...]:
-        """The name servers, the one to be asked next first."""
+        """The name servers, beginning with the one that is asked next."""
         return self._name_servers.addresses
 
     # ---- connections
 
     async def connection(self, where: Address, timeout: float | None = None) -> Connection:  # noqa: ASYNC109  # it becomes part of the error
-        """The connection to a server, made if there is none. Raises `ConnectFailed`.
+        """The connection to a server, opened if there is none. Raises `ConnectFailed`.
 
-        Who asks on it directly looks for GO_AWAY himself, and calls `went_away`.
+        A caller that sends requests on it must check for GO_AWAY and call `went_away`.
         """
         self._check()
         connection = self._open.get(where)
         if connection is not None and connection.is_open:
             return connection
         connection = await self._channels.get(where, timeout=timeout)
-        # Several may have waited for it; the first one to go on makes it known.
+        # Several callers may have waited for it; the first one announces it.
         if self._open.get(where) is not connection and connection.is_open:
             self._connected(where, connection)
         return connection
@@ -300,15 +300,15 @@ class Engine(AsyncLife):
         return connection if connection is not None and connection.is_open else None
 
     def on_connected(self, callback: Connected) -> Callable[[], None]:
-        """Have `callback` called with the address of each broker that was (re)connected to.
+        """Call `callback` with the address of each broker after a connection or reconnection.
 
-        Returns how to end that. By then the heartbeat is on its way already.
+        Returns a function that ends this. The heartbeat is sent before the callback.
         """
         self._on_connected.append(callback)
         return lambda: self._on_connected.remove(callback)
 
     def went_away(self, where: Address, connection: Connection) -> None:
-        """A server said GO_AWAY: use another connection for what follows."""
+        """A server answered GO_AWAY: use another connection for later requests."""
         if self._open.get(where) is connection:
             del self._open[where]
         self._channels.retire(where, connection)
@@ -316,7 +316,7 @@ class Engine(AsyncLife):
             self._heartbeats.lost(where)
 
     def drop(self, where: Address) -> None:
-        """Close the connection to a server that is not wanted any more."""
+        """Close the connection to a server that is no longer used."""
         self._open.pop(where, None)
         self._channels.drop(where)
 
@@ -344,19 +344,19 @@ class Engine(AsyncLife):
     # ---- members
 
     def join(self, member: Member) -> None:
-        """One producer or consumer more. Brokers hear of it soon; `heartbeat` waits for that."""
+        """Add a producer or consumer. Brokers are notified soon; `heartbeat` waits for that."""
         self._check()
         self._heartbeats.join(member)
         if self._heartbeat_timer is not None and self._heartbeats.versions:
-            self._heartbeat_timer.wake()  # other brokers are notified when they are connected to
+            self._heartbeat_timer.wake()  # further brokers are notified when they are connected
 
     async def leave(self, member: Member) -> None:
-        """Remove a producer or consumer; brokers are notified, in bounded time."""
+        """Remove a producer or consumer and notify brokers, in bounded time."""
         self._check()
         await self._heartbeats.leave(member)
 
     async def heartbeat(self) -> dict[Address, OrbitError]:
-        """Send heartbeats to all brokers of the routes in use; returns which failed, and why."""
+        """Send heartbeats to all brokers of the routes in use; returns the failures by broker."""
         self._check()
         return await self._heartbeats.beat()
 
@@ -372,12 +372,12 @@ class Engine(AsyncLife):
         if self._heartbeat_timer is not None and self._heartbeats.has_strangers:
             self._heartbeat_timer.wake()
 
-    # ---- what brokers ask
+    # ---- requests of brokers
 
     def serve(self, code: int, handler: MemberHandler) -> Callable[[], None]:
-        """Answer requests of brokers; returns how to end that.
+        """Register a handler for requests of brokers; returns a function that removes it.
 
-        The members of a client share its connections. Each handler of a code is asked in turn
+        The members of a client share its connections. The handlers of a code are called in turn
         until one does not return `NOT_MINE`.
         """
         return self._serving.serve(code, handler)
@@ -385,7 +385,7 @@ class Engine(AsyncLife):
     # ---- background work
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a coroutine until the stop. An error in it is logged, unless it is awaited."""
+        """Run a coroutine as a task until the stop. Errors are logged, unless it is awaited."""
         try:
             self._check()
             if self._state is not _State.RUNNING:
@@ -398,7 +398,7 @@ class Engine(AsyncLife):
     def every(
         self, interval: float, work: Work, *, first: float | None = None, name: str
     ) -> Periodic:
-        """Do `work` again and again, with `interval` between; `first` is the pause before."""
+        """Call `work` repeatedly, with pauses of `interval`; `first` is the pause before."""
         periodic = Periodic(interval, work, first=first, name=name)
         periodic.start(self.spawn)
         return periodic
@@ -406,7 +406,7 @@ class Engine(AsyncLife):
     # ---- inside
 
     async def _look_up(self, topic: str) -> TopicRouteData | None:
-        # Older name servers write bare keys, which we read as well; newer ones do as asked.
+        # Older name servers write bare keys, which we read as well; newer ones honour this flag.
         header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
         answer = await self.ask_name_server(
             RequestCode.GET_ROUTEINFO_BY_TOPIC, header, accept=_ROUTE
@@ -416,12 +416,12 @@ class Engine(AsyncLife):
         return decode_body(TopicRouteData, answer.body)
 
     def _check(self) -> None:
-        """Refuse use outside of the life, the process and the loop of this client."""
+        """Refuse use while stopped, in another process, or on another loop."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
-        # The process needs no look here: after a fork no loop is running, or another one.
+        # No check of the process: after a fork no loop is running, or another one.
         if loop is not None and loop is self._loop and self._state is not _State.STOPPED:
             return
         self._check_process()
@@ -449,14 +449,14 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a coroutine until the end. An error in it is logged, unless it is awaited."""
+        """Run a coroutine until the end. Errors are logged, unless it is awaited."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def end(self, patience: float) -> None:
-        """Cancel all tasks but the one that calls this; waits for them for so long."""
+        """Cancel all tasks except the caller's, and wait for them up to the timeout."""
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -474,19 +474,19 @@ class BackgroundTasks:
 # ---- periodic work
 
 
-#: What is done each time; a number that it returns is the pause before the next time.
+#: The repeated work; a number that it returns is the next pause.
 Work: TypeAlias = Callable[[], Awaitable[float | None]]
 
 
 class Periodic:
-    """One piece of work and its timer: never twice at a time, and an error does not end it.
+    """Repeated work and its timer. It never runs twice at a time; an error does not end it.
 
-    The pause counts from the end of the work. A wake-up ends the pause; one that comes while the
-    work is running makes it run once more, because it may have looked too early.
+    The pause begins at the end of the work. A wake-up ends the pause. A wake-up while the work is
+    running makes it run once more, because it may have read the state too early.
     """
 
     def __init__(self, interval: float, work: Work, *, first: float | None, name: str) -> None:
-        """`first` is the pause before the first time; None: the same as the others."""
+        """`first` is the pause before the first run; None: the ordinary pause."""
         self._interval = interval
         self._work = work
         self._first = interval if first is None else first
@@ -495,15 +495,15 @@ class Periodic:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]) -> None:
-        """Begin, as a task that `spawn` makes."""
+        """Begin, as a task created by `spawn`."""
         self._task = spawn(self._run(), self._name)
 
     def wake(self) -> None:
-        """Do it now, or once more if it is being done."""
+        """Run the work now, or once more if it is running."""
         self._is_due.set()
 
     def stop(self) -> None:
-        """Do it no more; what is running is cancelled."""
+        """End the repetition; running work is cancelled."""
         if self._task is not None:
             self._task.cancel()
 
@@ -523,7 +523,7 @@ class Periodic:
 
     async def _until_due(self, pause: float) -> None:
         if pause <= 0 or self._is_due.is_set():
-            # Others get their turn even if there is always something to do.
+            # Lets other tasks run even if there is always work to do.
             await asyncio.sleep(0)
             return
         try:
@@ -533,16 +533,16 @@ class Periodic:
             pass
 
 
-# ---- requests of brokers, dispatched to the member that they are for
+# ---- requests of brokers, dispatched to the member that they are meant for
 
 
 class NotMine(enum.Enum):
-    """The kind of `NOT_MINE`."""
+    """The type of `NOT_MINE`."""
 
     NOT_MINE = enum.auto()
 
 
-#: What a handler returns for a request that is for another member.
+#: What a handler returns for a request that is meant for another member.
 NOT_MINE: Final = NotMine.NOT_MINE
 
 _Handled: TypeAlias = Result | Coroutine[object, object, Answer | None]
@@ -557,7 +557,7 @@ class Serving:
         self._handlers: dict[int, list[MemberHandler]] = {}
 
     def serve(self, code: int, handler: MemberHandler) -> Callable[[], None]:
-        """Ask `handler` too; returns how to end that."""
+        """Add a handler; returns a function that removes it."""
         if code not in self._handlers:
             self._handlers[code] = []
             self.dispatcher.serve(code, partial(self._handle, int(code)))
@@ -577,10 +577,10 @@ class Serving:
 # ---- identity: the client id, and the process
 
 
-#: The instance of a client whose id outlives it: progress of broadcasting is kept under that id.
+#: The instance of a client with a stable id: broadcasting stores its offsets under that id.
 STABLE_INSTANCE: Final = "DEFAULT"
 
-#: Addresses for documentation: only looked up in the routing table, never connected to.
+#: Addresses reserved for documentation: only looked up in the routing table, never connected to.
 _ELSEWHERE: Final = (
     (socket.AF_INET, ("192.0.2.1", 9)),
     (socket.AF_INET6, ("2001:db8::1", 9)),
@@ -588,10 +588,10 @@ _ELSEWHERE: Final = (
 
 
 def make_client_id(settings: ClientSettings, *, stable: bool = False) -> str:
-    """`ip@instance`, and `@unit` where there is one.
+    """`ip@instance`, followed by `@unit` if there is one.
 
-    Without an instance of its own a client gets one that no other has; with `stable` it is the
-    same after a restart, as broadcasting needs it.
+    A client without an instance name gets a unique one; with `stable` it is the same after a
+    restart, which broadcasting needs.
     """
     instance = settings.instance or (STABLE_INSTANCE if stable else unique_instance())
     parts = [settings.client_ip or own_ip(), instance]
@@ -601,18 +601,18 @@ def make_client_id(settings: ClientSettings, *, stable: bool = False) -> str:
 
 
 def unique_instance() -> str:
-    """The process and a number, as Java clients have it.
+    """The process and a number, in the form of Java clients.
 
-    Theirs is a time, which two containers, both of process 1, can share; ours is drawn.
+    Java uses a time, which can be equal in two containers with process 1; ours is random.
     """
     return f"{os.getpid()}#{secrets.randbits(52)}"
 
 
 def own_ip() -> str:
-    """The address of this machine that it would call others from; loopback without a network."""
+    """This machine's address on the way to other machines; loopback without a network."""
     for family, elsewhere in _ELSEWHERE:
         try:
-            # Connecting a datagram socket sends nothing: it only chooses a local address.
+            # Connecting a datagram socket sends nothing; it only selects a local address.
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect(elsewhere)
                 host = str(probe.getsockname()[0])
@@ -623,11 +623,11 @@ def own_ip() -> str:
 
 
 class ProcessCheck:
-    """Remembers the process that something belongs to, and refuses its use in another.
+    """Remembers the process that an object belongs to, and refuses its use in another.
 
-    That is the one it was made in; or, `from_start`, the one that it is started in. Until then it
-    has nothing that a fork would take from it, no thread and no connection: programs make clients
-    where modules are imported, and fork their workers afterwards.
+    This is the process that created it or, with `from_start`, the one that started it. Before its
+    start an object has no thread and no connection that a fork would break: programs create
+    clients when modules are imported, and fork their workers afterwards.
     """
 
     __slots__ = ("_made_in", "_what", "pid")
@@ -635,13 +635,13 @@ class ProcessCheck:
     def __init__(self, what: str, *, from_start: bool = False) -> None:
         self._what = what
         self._made_in = os.getpid()
-        #: The process that it belongs to, once it does. Who is in a hurry compares it first.
+        #: The process that it belongs to. Hot paths compare it themselves first.
         self.pid: int | None = None if from_start else self._made_in
 
     def begin(self) -> bool:
-        """A start: from now on it belongs to this process. Whether it was made in another.
+        """A start: from now on it belongs to this process. Returns whether another one created it.
 
-        Raises `UsedAfterFork` if it was started in another.
+        Raises `UsedAfterFork` if another process started it.
         """
         self()
         self.pid = os.getpid()
@@ -653,7 +653,7 @@ class ProcessCheck:
             raise UsedAfterFork(self._what, self.pid, os.getpid())
 
     def owner(self) -> int:
-        """The process that it belongs to: this one, where it was just checked."""
+        """The process that it belongs to; call it where that was just checked."""
         return self._made_in if self.pid is None else self.pid
 
     @property

@@ -50,7 +50,7 @@ class NoNameServer(Unavailable):
     """No name server answers."""
 
     def __init__(self, tried: Iterable[tuple[Address, str]]) -> None:
-        #: The addresses, each with what went wrong there.
+        #: The addresses, each with its error.
         self.tried = tuple(tried)
         reasons = "; ".join(f"{address}: {reason}" for address, reason in self.tried)
         super().__init__(
@@ -69,7 +69,7 @@ class BrokerUnavailable(Unavailable):
 
 
 def refused_by(answer: Command, address: Address | str, request_code: int) -> BrokerRefused:
-    """The error that an answer other than success stands for."""
+    """The error for an answer other than success."""
     code = answer.code
     with suppress(ValueError):
         code = ResponseCode(code)
@@ -114,7 +114,7 @@ class TimesUnsupported(MessageRefused):
 
 
 class NoReply(TimedOut):
-    """A request was sent and no reply came in time. It may have been handled all the same."""
+    """A request was sent and no reply arrived in time. It may have been handled."""
 
     def __init__(self, topic: str, timeout: float) -> None:
         self.topic = topic
@@ -185,11 +185,11 @@ class QueueNotAssigned(WrongUse):
 
 
 class AdminError(ClientError):
-    """The base class of what only administration calls raise."""
+    """The base class of errors that only administration raises."""
 
 
 class BadRequest(SettingError, AdminError):
-    """An invalid argument. No server was asked."""
+    """An invalid argument. No request was sent."""
 
 
 class BrokerNotFound(NotFound, AdminError):
@@ -214,7 +214,7 @@ class TopicNotFound(NotFound, AdminError):
 
 
 class TopicExists(AlreadyExists, AdminError):
-    """A topic that was to be created exists already. It is unchanged."""
+    """The topic to create exists already. It is unchanged."""
 
     def __init__(self, topic: str, found: str) -> None:
         self.topic = topic
@@ -270,7 +270,7 @@ class ConsumerNotOnline(Unavailable, AdminError):
 
 
 class NotEffective(PartlyDone, AdminError):
-    """Servers accepted a change and then did not show it."""
+    """Servers accepted a change, but do not show it afterwards."""
 
     retriable: ClassVar[bool] = True
 

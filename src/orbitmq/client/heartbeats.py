@@ -1,11 +1,11 @@
 """Heartbeats: they tell brokers which groups this client has, and their subscriptions.
 
-A broker knows a client by its connection: when that ends, the client has left its groups. So a
-heartbeat is the first thing that is sent on a new connection, before the request that the
-connection was made for; and a lost connection is made again even without a request, because a
-member that its broker does not know makes all others rebalance.
+A broker knows a client by its connection: when the connection ends, the client leaves its groups. A
+heartbeat is therefore sent first on every new connection, before the request that needed the
+connection. A lost connection is opened again even without a request, because all members rebalance
+when a broker loses one.
 
-Brokers are notified in parallel, each with its own deadline: a broken one delays no other.
+Brokers are notified in parallel, each with its own deadline, so a broken one delays no other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What became of a heartbeat.
+#: The results of heartbeats, by broker.
 _Outcome: TypeAlias = Command | RemotingError
 
 
@@ -46,11 +46,11 @@ class Member(Protocol):
         """Its group as brokers know it, if it is a producer."""
 
     def consumer_data(self) -> ConsumerData | None:
-        """What heartbeats say about it, if it is a consumer."""
+        """Its entry in heartbeats, if it is a consumer."""
 
 
 class _Greeting(NamedTuple):
-    """A heartbeat on its way."""
+    """A heartbeat that is being sent."""
 
     connection: Connection
     body: bytes
@@ -64,23 +64,23 @@ class Heartbeats:
         self._engine = engine
         self._members: list[Member] = []
         self._greetings: dict[Address, _Greeting] = {}
-        #: Brokers that some route named, until they are dropped.
+        #: Brokers in the routes, until they are dropped.
         self._known: set[Address] = set()
-        #: Brokers that did not take the last heartbeat.
+        #: Brokers that did not accept the last heartbeat.
         self._failing: dict[Address, OrbitError] = {}
-        #: Brokers whose connection was lost and is being made again.
+        #: Brokers whose lost connection is being opened again.
         self._returning: set[Address] = set()
         self._versions: dict[Address, int] = {}
 
     @property
     def versions(self) -> Mapping[Address, int]:
-        """The protocol version that each broker answered with."""
+        """The protocol version in each broker's answer."""
         return self._versions
 
     # ---- members
 
     def join(self, member: Member) -> None:
-        """One member more, in the next heartbeat. A consumer group can be there only once."""
+        """Add a member; the next heartbeat has it. A consumer group can be added only once."""
         data = member.consumer_data()
         if data is not None:
             _, consumers = self._groups()
@@ -115,7 +115,7 @@ class Heartbeats:
         )
 
     async def _unregister(self, producers: set[str], consumers: set[str]) -> None:
-        # A broker without a connection to us knows nothing that it could forget.
+        # A broker without a connection has removed the client already.
         notified = [
             self._tell_leaving(where, producer, consumer)
             for where in self._known
@@ -154,7 +154,7 @@ class Heartbeats:
     # ---- heartbeats
 
     async def beat(self) -> dict[Address, OrbitError]:
-        """Send heartbeats to all brokers of the routes in use; returns which failed, and why."""
+        """Send heartbeats to all brokers of the routes in use; returns the failures by broker."""
         wanted = self.addresses()
         self._drop_others(wanted)
         if not self._members:
@@ -163,7 +163,7 @@ class Heartbeats:
         return {where: self._failing[where] for where in wanted if where in self._failing}
 
     def addresses(self) -> frozenset[Address]:
-        """The brokers to tell: only readers have something to do with slaves."""
+        """The brokers to notify: slaves matter to readers only."""
         has_consumer = any(member.consumer_data() is not None for member in self._members)
         return self._engine.routes.addresses(slaves=has_consumer)
 
@@ -173,12 +173,12 @@ class Heartbeats:
         return bool(self._members) and not self.addresses() <= self._known
 
     def connected(self, where: Address, connection: Connection) -> None:
-        """A connection was made: a heartbeat is the first thing that is sent on it."""
+        """A connection was opened: send a heartbeat first."""
         if self._members and where in self.addresses():
             self._greet(where, connection)
 
     def lost(self, where: Address) -> None:
-        """There is no connection: make one, if the broker has to know us."""
+        """A connection was lost: open it again, if the broker has to know this client."""
         is_wanted = self._members and where in self.addresses()
         if is_wanted and where not in self._returning and self._engine.is_running:
             self._returning.add(where)
@@ -225,7 +225,7 @@ class Heartbeats:
                 timeout=self._engine.settings.request_timeout,
             )
         except RemotingError as error:
-            # Several may wait for a connection, and find that it has ended: all get this.
+            # Several callers may wait for the connection that failed: all get this error.
             settle(error)
         return answered
 
@@ -266,7 +266,7 @@ class Heartbeats:
                         where, self._engine.settings.request_timeout
                     )
                 except ConnectFailed as error:
-                    # The channel sets the pace; what it would not even try is waited for here.
+                    # The channel limits the attempts; while it refuses them, wait here.
                     await asyncio.sleep(error.retry_in)
                 else:
                     if connection.is_open:
@@ -275,7 +275,7 @@ class Heartbeats:
             self._returning.discard(where)
 
     def _drop_others(self, wanted: frozenset[Address]) -> None:
-        """Close what leads to brokers that no route names any more."""
+        """Close connections to brokers that are in no route any more."""
         for where in self._known - self._engine.routes.addresses():
             log.info("broker %s is in no route any more", where, extra={"broker": str(where)})
             self._engine.drop(where)
@@ -286,16 +286,16 @@ class Heartbeats:
         self._known |= wanted
 
 
-#: The first release that delivers at any time, and that reads a whole batch.
+#: The first release with delivery at any time, which also reads whole batches.
 _NEW_LINE: Final = ordinal_of(Release(5, 0, 0))
 
 
 class BrokerVersions:
     """Whether brokers are of RocketMQ 4, from their answers to heartbeats.
 
-    A broker before 5.0 takes a message for a certain time, keeps that as a property that it does
-    not know, and delivers immediately. So a timed message is sent only to a broker that is known to
-    be of 5.0 or later.
+    A broker before 5.0 accepts a message with a delivery time, keeps the time as an unknown
+    property, and delivers the message immediately. A timed message is therefore only sent to a
+    broker that is known to be 5.0 or later.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -303,7 +303,7 @@ class BrokerVersions:
         self._known = engine.broker_versions
 
     async def any_before_5(self, brokers: Iterable[str]) -> bool:
-        """Whether one of them is of the old line, as far as they say so. Raises `OrbitError`."""
+        """Whether any of them is older than 5.0, as far as known. Raises `OrbitError`."""
         masters = {self._engine.routes.master(broker) for broker in brokers}
         if not masters & self._known.keys():
             await self._engine.heartbeat()
@@ -311,14 +311,14 @@ class BrokerVersions:
 
     def keeps_times(self, broker: str) -> bool:
         """Whether a broker is known to deliver at any time. May be called by any thread."""
-        # The master's word counts: in a rolling upgrade its slaves are newer than it for a while.
+        # The master decides: in a rolling upgrade its slaves are newer for a while.
         master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
         return master is not None and self._known.get(master, 0) >= _NEW_LINE
 
     async def check_times(self, broker: str, timed_by: str, within: float) -> None:
-        """Raises `TimesUnsupported` for a broker of the old line.
+        """Raises `TimesUnsupported` for a broker before 5.0.
 
-        One that does not say what it is within the time is not available, for this message.
+        A broker that does not answer within the time is unavailable for this message.
         """
         if self.keeps_times(broker):
             return

@@ -5,7 +5,7 @@ handler at work, or seen for the length of the window. A delivery whose key is c
 spending an attempt. The key is marked as seen when all middleware has succeeded, so a crash between
 the handler's success and the mark delivers the message again.
 
-What a listener in order has not committed is *open*: copies are dropped and are committed or rolled
+What an ordered listener has not committed is *open*: copies are dropped and are committed or rolled
 back with it, and the loss of the queue forgets it. See docs/internals/idempotence.md.
 """
 
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How a message is known; None: it is not looked after.
+#: The key of a message; None: the message is not tracked.
 Key = Callable[["ReceivedMessage"], "str | None"]
 
 _DAY: Final = 86400.0
 
 
 def by_unique_id(message: ReceivedMessage) -> str | None:
-    """The id that the producer gave it: the same for all copies of one send."""
+    """The unique id of the producer: the same for all copies of one send."""
     return message.unique_id
 
 
 def by_keys(message: ReceivedMessage) -> str | None:
-    """The business keys: the same for all messages about one thing, from any producer."""
+    """The business keys: the same for all messages about one subject, from any producer."""
     return " ".join(message.keys) or None
 
 
 class Idempotence:
-    """Middleware that drops what it has seen.
+    """Middleware that drops messages that were handled before.
 
     Consumer("billing", middleware=[Idempotence(window=timedelta(hours=1), key=by_keys)])
     """
@@ -72,9 +72,9 @@ class Idempotence:
         retry: Duration = 5.0,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`window`: how long a message is remembered; `lease`: how long one stays claimed whose
-        process has died (the claims of living ones are renewed); `retry`: how long a delivery waits
-        whose message is being worked on, before it is looked at again."""
+        """`window`: how long a message is remembered; `lease`: how long a claim lasts after its
+        process died (live processes renew theirs); `retry`: the pause before a delivery whose
+        message is in work is checked again."""
         self.store = store if store is not None else SeenInMemory()
         self._key = key
         self._window = _positive("window", window)
@@ -82,17 +82,17 @@ class Idempotence:
         self._retry = _positive("retry", retry)
         self._now = now
         self._renewal = _Renewal(self.store, self._lease, now)
-        #: What is open, by the ownership of its queue: the offset at which each key was handled.
-        #: A queue has one call at a time, and only that call touches its entry. The entry ends with
+        #: Open messages, by the ownership of their queue: the offset at which each key was handled.
+        #: A queue has one call at a time, and only that call changes its entry. The entry ends with
         #: the ownership.
         self._open: weakref.WeakKeyDictionary[Ownership, dict[str, int]] = (
             weakref.WeakKeyDictionary()
         )
-        #: Deliveries that did not reach the handler because they were seen before.
+        #: Deliveries that were dropped.
         self.dropped = 0
 
     def __reduce__(self) -> tuple[Callable[[], Idempotence], tuple[()]]:
-        """The same settings in another process, such as a worker of Spark; nothing at work."""
+        """The same settings in another process, such as a worker of Spark; without claims."""
         made_again = partial(
             type(self),
             self.store,
@@ -113,11 +113,11 @@ class Idempotence:
 
     async def _before_async(self, delivery: Delivery) -> None:
         await asyncio.to_thread(self._claim, delivery)
-        # Not after a cancellation: no handler is at work then, and the claims lapse.
+        # Not after a cancellation: no handler is running then, and the claims expire.
         self._begin(delivery)
 
     def _begin(self, delivery: Delivery) -> None:
-        # In this order: a time limit that interrupts in between must not leave a renewal behind.
+        # In this order: a time limit that interrupts here must not leave a renewal behind.
         delivery.at_end(self._end)
         self._renewal.add(delivery.notes[self].first)
 
@@ -129,11 +129,11 @@ class Idempotence:
         return None
 
     def _may_wait(self, delivery: Delivery) -> bool:
-        """Whether a store is asked on a loop, and may wait for the disk, or another process."""
+        """Whether a store is called on a loop, and may wait for the disk or another process."""
         return delivery.is_async and not isinstance(self.store, SeenInMemory)
 
     def _claim(self, delivery: Delivery) -> None:
-        """Keep from the handler what was seen, and what another handler is at work on."""
+        """Keep from the handler what was seen, and what another handler is working on."""
         claimed = _Claimed()
         delivery.notes[self] = claimed
         now = self._now()
@@ -159,28 +159,28 @@ class Idempotence:
                 else:
                     delivery.hold(message, self._retry)
         except BaseException:
-            # The handler is not called, and nothing else releases these.
+            # The handler is not called, so nothing else releases these claims.
             self._settle(delivery)
             raise
 
     def _is_copy_of_open(self, delivery: Delivery, key: str, message: ReceivedMessage) -> bool:
-        """Whether a message with its key was handled before it in its queue, and is open."""
+        """Whether a message with its key was handled earlier in its queue and is open."""
         handled = self._open_in(delivery)
         if key not in handled:
             return False
         if message.queue_offset <= handled[key]:
-            # Not behind it: whatever brought it again, better twice than never.
+            # Not if it is behind: handled twice is better than never.
             del handled[key]
             return False
         return True
 
     def _open_in(self, delivery: Delivery) -> dict[str, int]:
-        """What is open where a delivery belongs; not to be added to."""
+        """The open messages of a delivery's queue; read-only."""
         ownership = delivery.ownership
         return {} if ownership is None else self._open.get(ownership, {})
 
     def _settle(self, delivery: Delivery) -> None:
-        """Remember what is done, and let go of what is not. Never raises: the work is done."""
+        """Mark what is done and release the rest. Never raises: the handler has finished."""
         claimed: _Claimed = delivery.notes.get(self, _Claimed())
         succeeded = {id(message) for message in delivery.succeeded}
         good = {key: each for key, each in claimed.first.items() if id(each) in succeeded}
@@ -198,7 +198,7 @@ class Idempotence:
                 self._note(key, partial(self.store.release, key))
 
     def _closed(self, delivery: Delivery, good: Mapping[str, ReceivedMessage]) -> set[str]:
-        """The keys that are done now, of those that succeeded and of those that are open."""
+        """The keys that are done now, of the succeeded and of the open messages."""
         outcome, handled = delivery.outcome, self._open_in(delivery)
         if outcome.is_rolled_back:
             handled.clear()
@@ -207,7 +207,7 @@ class Idempotence:
             done = {*good, *handled}
             handled.clear()
             return done
-        # A call that stands alone leaves nothing open: no commit will ever be about it.
+        # A single requested call leaves nothing open: no commit will ever follow.
         if good and delivery.ownership is not None:
             handled = self._open.setdefault(delivery.ownership, {})
             handled.update((key, message.queue_offset) for key, message in good.items())
@@ -224,23 +224,23 @@ class Idempotence:
         key = self._key(message)
         if key is None:
             return None
-        # A store may serve several consumers; what one group has seen is new to another, and groups
-        # of two namespaces are two, whatever they are called within them.
+        # A store may serve several consumers: a message that one group has seen is new to another
+        # group, and groups with the same name in two namespaces are two.
         return f"{wrap_group(message.namespace, group)}\x00{message.topic}\x00{key}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Claimed:
-    """What one delivery has claimed."""
+    """The claims of one delivery."""
 
     #: The message of each key that the handler gets.
     first: dict[str, ReceivedMessage] = field(default_factory=dict)
-    #: Those with the same key behind it.
+    #: Later messages with the same key.
     others: dict[str, list[ReceivedMessage]] = field(default_factory=dict)
 
 
 class _Renewal:
-    """Renews the claims of handlers at work, on a thread that is there as long as there are any."""
+    """Renews the claims of running handlers, on a thread that exists while there are any."""
 
     def __init__(self, store: SeenStore, lease: float, now: Callable[[], float]) -> None:
         self._store = store
@@ -251,10 +251,10 @@ class _Renewal:
         self._thread: threading.Thread | None = None
 
     def add(self, keys: Iterable[str]) -> None:
-        """These are being worked on."""
+        """Handlers began to work on these keys."""
         with self._lock:
             new = set(keys)
-            # Not alive either: a thread of the parent process, or one that could not be started.
+            # Not alive: a thread of the parent process, or one that could not be started.
             if new and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(
                     target=self._renew_all, name="orbitmq idempotence", daemon=True
@@ -263,12 +263,12 @@ class _Renewal:
             self._keys |= new
 
     def remove(self, keys: Iterable[str]) -> None:
-        """These are not, any more."""
+        """Handlers have finished these keys."""
         with self._lock:
             self._keys.difference_update(keys)
 
     def _renew_all(self) -> None:
-        """The life of the thread. Two renewals may come late before a claim lapses."""
+        """The main loop of the thread. Two renewals may be late before a claim expires."""
         never = threading.Event()
         while True:
             never.wait(min(self._lease / 3, threading.TIMEOUT_MAX))
@@ -281,10 +281,10 @@ class _Renewal:
                 self._renew(key)
 
     def _renew(self, key: str) -> None:
-        # What was let go of meanwhile must not be claimed again; the store says no to that.
+        # A key that was released meanwhile must not be claimed again; the store refuses that.
         try:
             is_held = self._store.renew(key, self._now(), lease=self._lease)
-        except Exception:  # the outermost loop of a thread: it is tried again
+        except Exception:  # the outermost loop of a thread: it tries again
             log.exception("the claim of %r could not be renewed", key, extra={"key": key})
             return
         if not is_held and key in self._keys:
@@ -305,12 +305,12 @@ def _positive(name: str, value: Duration) -> float:
 
 # ---- stores of seen messages: in memory for one process, in a SQLite file for several
 #
-# Both may be made before a process forks (`gunicorn --preload`). The first use decides to which
-# process a store belongs; in a fork of that it raises `UsedAfterFork`.
+# Both may be created before a process forks (`gunicorn --preload`). The first use binds a store to
+# its process; in a fork of that process it raises `UsedAfterFork`.
 
 
 class Claim(enum.Enum):
-    """The answer to a request to work on a key."""
+    """The answer to a claim."""
 
     TAKEN = enum.auto()
     SEEN = enum.auto()
@@ -318,33 +318,33 @@ class Claim(enum.Enum):
 
 
 class SeenStore(Protocol):
-    """A store of what was seen. Several threads call it at a time."""
+    """A store of handled messages. Several threads call it at a time."""
 
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
         """Claim a key for at most `lease` seconds."""
 
     def renew(self, key: str, now: float, *, lease: float) -> bool:
-        """Hold a claim of this store for another `lease` seconds; False if it is held no more."""
+        """Extend a claim of this store by `lease` seconds; False if it was lost."""
 
     def done(self, key: str, now: float, *, window: float) -> None:
-        """It was worked on with success: remember it for `window` seconds."""
+        """The handler succeeded: remember the key for `window` seconds."""
 
     def release(self, key: str) -> None:
-        """It failed: the key is free again."""
+        """The handler failed: release the key."""
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """No more calls follow."""
 
 
 class SeenInMemory:
-    """What was seen, in this process, up to `limit` keys: the oldest are forgotten first."""
+    """Seen keys in the memory of this process, up to `limit`: the oldest are dropped first."""
 
     def __init__(self, *, limit: int = 1_000_000) -> None:
         if limit < 1:
             raise SettingError(f"SeenInMemory.limit must be 1 or more, got {limit!r}")
         self._limit = limit
         self._lock = threading.Lock()
-        # Until when each is remembered, or worked on; the two apart, as they are forgotten apart.
+        # Until when each key is remembered or claimed; separate, because they expire separately.
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._claimed: dict[str, float] = {}
         self._check_process = ProcessCheck("SeenInMemory", from_start=True)
@@ -390,28 +390,28 @@ class SeenInMemory:
             self._claimed.pop(key, None)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing."""
 
 
 class SeenInSqlite:
-    """What was seen, in a SQLite file that several processes of a machine may share."""
+    """Seen keys in a SQLite file that several processes of a machine may share."""
 
     def __init__(self, path: Path | str, *, timeout: Duration = 10.0, sweep: int = 1000) -> None:
-        """`timeout`: how long to wait for another process; every `sweep` marks old ones go."""
-        # Absolute: a process that it is sent to may be in another folder.
+        """`timeout`: how long to wait for another process; each `sweep` marks expired ones go."""
+        # Absolute: a process that it is pickled for may have another working directory.
         self._path = Path(path).absolute()
         self._lock = threading.Lock()
         self._timeout = seconds(timeout, "SeenInSqlite.timeout")
         self._sweep = sweep
         self._marks = 0
-        # A claim that lapsed may belong to another process by now, and is not ours to release.
+        # An expired claim may belong to another process by now; then it is not ours to release.
         self._owner = ""
-        #: None until it is needed: SQLite must not take a connection along into a fork.
+        #: None until the first use: SQLite connections must not cross a fork.
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
         self._check_process = ProcessCheck("SeenInSqlite", from_start=True)
         connection = self._connect()
-        # Write-ahead: readers and the writer do not wait for each other. It is a property of the
+        # Write-ahead: readers and the writer do not block each other. It is a property of the
         # file, as the table is.
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(
@@ -427,7 +427,7 @@ class SeenInSqlite:
         connection = sqlite3.connect(
             self._path, timeout=self._timeout, isolation_level=None, check_same_thread=False
         )
-        # A power cut may lose the last marks. Their messages are consumed again.
+        # A power failure may lose the last marks. Their messages are consumed again.
         connection.execute("PRAGMA synchronous=NORMAL")
         return connection
 
@@ -440,7 +440,7 @@ class SeenInSqlite:
         return self._connection
 
     def __reduce__(self) -> tuple[Callable[[], SeenInSqlite], tuple[()]]:
-        """The same file, opened by the process that this is sent to."""
+        """The same file, opened by the process that unpickles it."""
         return functools.partial(
             type(self), self._path, timeout=self._timeout, sweep=self._sweep
         ), ()
@@ -448,7 +448,7 @@ class SeenInSqlite:
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
         self._check_process.begin()
         with self._lock:
-            # One statement, so that of two processes one gets a row back.
+            # One statement, so that only one of two processes gets a row back.
             connection = self._opened()
             rows = connection.execute(
                 "INSERT INTO seen (key, until, is_done, owner) VALUES (?, ?, 0, ?) "

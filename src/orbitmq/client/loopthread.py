@@ -1,7 +1,7 @@
-"""A background thread with an event loop: where the sync faces of clients do their work.
+"""A background thread with an event loop, on which the blocking clients do their work.
 
-The thread is a daemon, and is stopped in order when the interpreter exits, so that a program that
-forgets to stop a client still ends, without complaints about tasks left behind.
+The thread is a daemon and is stopped gracefully when the interpreter exits. A program that forgets
+to stop a client therefore ends, without warnings about pending tasks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Life:
 
 
 class LoopThread:
-    """One event loop on a thread of its own. Its methods may be called from any other thread."""
+    """An event loop on its own thread. Its methods may be called from any other thread."""
 
     def __init__(self, name: str = "orbitmq") -> None:
         self._name = name
@@ -55,16 +55,16 @@ class LoopThread:
         #: The thread that is ending; concurrent calls of `stop` wait for it, too.
         self._ending: threading.Thread | None = None
         self._ident: int | None = None
-        # A loop knows its tasks only weakly, and callers may throw the future away.
+        # The loop has weak references to its tasks only, and callers may drop the future.
         self._submitted: set[concurrent.futures.Future[Any]] = set()
-        # Guards `_loop` and `_thread`: what was submitted under it was submitted before the stop,
-        # so that the loop still sees it, and cancels it, before it is closed. Nothing is waited for
-        # under it. A fork copies it in whatever state: the process is checked before it is taken.
-        # A thread may take it twice: a signal handler can interrupt the thread that has it.
+        # Guards `_loop` and `_thread`: work submitted before a stop reaches the loop, which cancels
+        # it before it is closed. Nothing is awaited under it. A fork may copy it while it is taken,
+        # so the process is checked first. Reentrant: a signal handler can interrupt the thread that
+        # has it.
         self._life = threading.RLock()
 
     def start(self) -> None:
-        """Returns when the loop runs. Nothing happens if it does already."""
+        """Returns when the loop runs. Does nothing if it runs already."""
         self._check_process.begin()
         with self._life:
             if self._thread is not None:
@@ -76,9 +76,9 @@ class LoopThread:
         atexit.register(self.stop)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Cancel what still runs, and end the thread. May be called again, and after a fork.
+        """Cancel the remaining tasks and end the thread. May be repeated, also after a fork.
 
-        Whoever calls it waits for the end, also of what another one has stopped meanwhile.
+        Every caller waits for the end, also when another thread has begun the stop.
         """
         if not self._check_process.is_same:
             return
@@ -105,7 +105,7 @@ class LoopThread:
     @property
     def is_current(self) -> bool:
         """Whether the caller is on this thread."""
-        # A fork may give the number of the thread, which it does not have, to one of its own.
+        # A fork may reuse the ident of this thread, which it does not have.
         return threading.get_ident() == self._ident and self._check_process.is_same
 
     @property
@@ -119,8 +119,8 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """The result of a coroutine that runs on the loop.
 
-        When the time is up, or the caller is interrupted, the coroutine is cancelled; the loop
-        goes on. Raises `TimeoutError` in the first case.
+        On a timeout, or when the caller is interrupted, the coroutine is cancelled. Raises
+        `TimeoutError` in the first case.
         """
         try:
             self.check_other()
@@ -129,7 +129,7 @@ class LoopThread:
             raise
         call: LoopCall[T] = LoopCall()
         try:
-            # An interrupt may come at any point here, and the coroutine is given up in any case.
+            # An interrupt may come at any point here; the coroutine is always cancelled.
             self._begin(coroutine, call)
             is_done = call.wait(timeout)
         except BaseException:
@@ -149,8 +149,8 @@ class LoopThread:
             raise
 
     def check_other(self) -> None:
-        """Raise `WrongUse` on this very thread, where nothing may wait for the loop."""
-        # On the way of every blocking call: of two reasons against it, the cheaper one first.
+        """Raise `WrongUse` on this thread itself, where waiting for the loop would block it."""
+        # Part of every blocking call, so the cheaper check comes first.
         if threading.get_ident() == self._ident and self.is_current:
             raise WrongUse(
                 "a blocking call on the client's own thread would wait for itself; "
@@ -158,7 +158,7 @@ class LoopThread:
             )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Have a coroutine run on the loop; its result comes in a future."""
+        """Run a coroutine on the loop; the future gets its result."""
         try:
             self._check_process()
             with self._life:
@@ -187,9 +187,9 @@ class LoopThread:
                     loop.call_soon_threadsafe(call.begin, loop, coroutine)
                 except RuntimeError:
                     if not loop.is_closed():
-                        raise  # not of the loop: what interrupts a thread can have any type
-                # A signal handler on this thread may have stopped it meanwhile, also in the middle
-                # of that call: a loop takes it then without complaint, and never comes to it.
+                        raise  # not of the loop: an interrupted thread can raise any type
+                # A signal handler on this thread may have stopped the loop, also in the middle of
+                # that call: the loop then accepts the coroutine and never runs it.
                 if loop.is_closed() and _is_unbegun(coroutine):
                     raise NotRunning("this client", was_stopped=True)
         except OrbitError:
@@ -204,8 +204,8 @@ def _is_unbegun(coroutine: Coroutine[Any, Any, T]) -> bool:
 class LoopCall(Generic[T]):
     """A coroutine on the loop that a thread waits for.
 
-    The loop never waits for the thread. With a `concurrent.futures.Future` it might, for ever: a
-    thread that is interrupted in the middle of `result` can leave its condition locked.
+    The loop never waits for the thread. With a `concurrent.futures.Future` it might: a thread that
+    is interrupted in `result` can leave the future's condition locked.
     """
 
     __slots__ = ("_gate", "_is_given_up", "_loop", "_task")
@@ -223,7 +223,7 @@ class LoopCall(Generic[T]):
             try:
                 coroutine.close()
             finally:
-                # It may have been given up by another thread than the one that waits.
+                # A thread other than the waiting one may have given it up.
                 self._gate.release()
             return
         task = loop.create_task(coroutine)
@@ -232,7 +232,7 @@ class LoopCall(Generic[T]):
         self._look_again(task)
 
     def _look_again(self, task: asyncio.Task[T]) -> None:
-        """It may have been given up while it was begun, by a thread that did not see the task."""
+        """Cancel it if a thread gave it up while it began and did not see the task."""
         if self._is_given_up:
             task.cancel()
 
@@ -259,14 +259,14 @@ class LoopCall(Generic[T]):
         return self._task is task
 
     def outcome(self) -> T:
-        """What came of it, when it was waited for."""
+        """The result of the coroutine. Call `wait` first."""
         if self._task is None or self._task.cancelled():
             raise concurrent.futures.CancelledError
         return self._task.result()
 
 
 class BlockingFace:
-    """The blocking face of an asynchronous object that lives on a loop's thread.
+    """The blocking face of an asynchronous object on a loop's thread.
 
     Its methods are made by `waiting`, so that both faces share signatures and docstrings.
     """
@@ -276,7 +276,7 @@ class BlockingFace:
         self._thread = thread
 
     def _check(self) -> None:
-        """Called before each call; raises why none may be made."""
+        """Called before each call; raises the reason when calls are not possible."""
 
 
 def waiting(
@@ -311,8 +311,8 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (KeyboardInterrupt, SystemExit) as error:
-            # asyncio lets these through: a `sys.exit` in a handler would end the thread,
-            # and leave all other callers waiting. The caller of that coroutine gets the error.
+            # asyncio does not catch these: `sys.exit` in a handler would end the thread and leave
+            # all other callers waiting. The caller of that coroutine gets the error.
             log.warning("%s on the thread of a client, which goes on", type(error).__name__)
         else:
             return

@@ -1,4 +1,4 @@
-"""A message as an application makes it: checked when it is made, and the same ever after."""
+"""Messages: to be sent, checked when they are created, and received. Both are immutable."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from orbitmq.parsing import Duration, Instant, epoch, seconds
 
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _INT32: Final = range(-(2**31), 2**31)
-#: The brokers' table has 18 levels; one that is configured otherwise may have more. What is above
-#: the last level of a broker is delivered by that one.
+#: The brokers' table has 18 levels; a broker can be configured with more. A broker delivers levels
+#: above its last one like its last one.
 _LEVELS: Final = range(2**15)
 
 
@@ -49,7 +49,7 @@ class FormerFields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Message:
-    """What to send, and how it is to be found, filtered and delivered.
+    """A message to send.
 
     At most one of `delay_level`, `delay` and `deliver_at` is given. `dataclasses.replace` makes a
     changed copy.
@@ -57,25 +57,24 @@ class Message:
 
     topic: str
     body: bytes = field(repr=False)
-    #: What consumers filter by: one tag.
+    #: The tag, by which consumers filter.
     tags: str | None
-    #: What the message is looked up by.
+    #: Business keys, by which the message can be found.
     keys: tuple[str, ...]
-    #: The application's own; those of the system have fields here.
+    #: The application's properties; those of the system have fields here.
     properties: Mapping[str, str] = field(hash=False)
-    #: The application's own number.
+    #: A number for the application's use.
     flag: int
-    #: 1 and up: the brokers' table of delays (1 s 5 s 10 s 30 s 1 min ...); 0: none. It has 18
-    #: levels unless a broker is configured otherwise, so more are taken here; above its last level
-    #: a broker uses that one.
+    #: 1 and up: a level of the brokers' table of delays (1 s 5 s 10 s 30 s 1 min ...); 0: none. The
+    #: table has 18 levels by default. A broker treats levels above its last one as its last one.
     delay_level: int
-    #: Seconds from its arrival at the broker until it is delivered.
+    #: Seconds between its arrival at the broker and its delivery.
     delay: float | None
     #: When it is delivered, in seconds since the epoch.
     deliver_at: float | None
-    #: Messages with the same key go to the same queue, and keep their order.
+    #: Messages with the same key go to the same queue and stay in order.
     ordering_key: str | None
-    #: False: do not wait for the disk or for slaves where the broker would.
+    #: False: the broker's answer does not wait for the disk or for slaves.
     wait_stored: bool
 
     def __init__(
@@ -97,11 +96,11 @@ class Message:
         tag: str | None = None,
         **former: Unpack[FormerFields],
     ) -> None:
-        """Bytes and texts are bodies as they are; any other value is encoded, now, as JSON.
+        """Bytes and texts are bodies; other values are encoded as JSON, immediately.
 
-        `serializer` encodes it in another way. `json` is a body that is JSON in any case: texts,
-        numbers and truth values as well. Raises `MessageRefused`, which names the field and what is
-        allowed. `tag` is another name of `tags`.
+        `serializer` replaces this encoding. `json` is always encoded as JSON, also texts, numbers
+        and truth values. Raises `MessageRefused`, which names the field and what is allowed. `tag`
+        is another name of `tags`.
         """
         if former:
             ordering_key = _former_ordering_key(ordering_key, former)
@@ -137,7 +136,7 @@ class Message:
         return self.ordering_key
 
     def all_properties(self) -> dict[str, str]:
-        """A new dictionary of what travels as properties: the application's and the system's."""
+        """A new dictionary of all properties: the application's and the system's."""
         found = dict(self.properties) if self.properties else {}
         if self.tags is not None:
             found[TAGS] = self.tags
@@ -175,8 +174,8 @@ class Message:
             raise MessageRefused(given[1], f"cannot be given together with {given[0]}; choose one")
 
 
-# The class is frozen for all other code. Its slots by themselves are set twice as quickly as by
-# `object.__setattr__`, which makes a third of what a message costs.
+# The class is frozen for all other code. Setting its slots directly takes half the time of
+# `object.__setattr__`, which would be a third of the cost of a message.
 (
     _put_topic,
     _put_body,
@@ -199,7 +198,7 @@ def _former_ordering_key(ordering_key: str | int | None, former: FormerFields) -
 
 
 def _ordering_key(key: str | int) -> str:
-    """A number is written as text: other clients have texts only."""
+    """Numbers are written as text, because other clients have texts only."""
     return _text("ordering_key", str(key) if type(key) is int else key)
 
 
@@ -242,7 +241,7 @@ def _properties(properties: object) -> Mapping[str, str]:
             raise MessageRefused(
                 f"properties[{name!r}]", "is a name of the system; choose another one"
             )
-        # Most are so, and nothing has to be looked for in them.
+        # The common case, with nothing to check.
         if not (type(name) is str and name.isidentifier() and name.isascii()):
             _text(f"properties[{name!r}], its name,", name)
         if not (type(value) is str and value.isascii() and value.isprintable() and value.strip()):
@@ -307,21 +306,21 @@ T = TypeVar("T")
 
 
 class _Received(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What a message is made of."""
+    """The fields of a received message."""
 
-    #: The record as the broker keeps it.
+    #: The record as the broker stores it.
     stored: StoredMessage
-    #: Where it was pulled from, as brokers know it: for a retry, a queue of the retry topic.
+    #: The queue that it was pulled from, as brokers know it: for a retry, one of the retry topic.
     queue: Queue
     #: The consumer group, if it was pulled by one.
     group: str | None = None
-    #: Counts instead of the stored number, if given: orderly retries are not stored.
+    #: Replaces the stored number, if given: ordered retries are not stored.
     reconsume_times: int | None = None
-    #: What the consumer does not see of names.
+    #: The prefix of names that the consumer does not see.
     namespace: str | None = None
 
 
-#: The field of that name, which a message itself hides behind what follows from it.
+#: The field, which the property of the same name hides.
 _given_times = cast("Callable[[_Received], int | None]", _Received.reconsume_times.__get__)  # type: ignore[union-attr]  # of the class it is a descriptor
 
 
@@ -335,11 +334,11 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
         """The same message, delivered again for the `times`-th time."""
         return ReceivedMessage(self.stored, self.queue, self.group, times, self.namespace)
 
-    # ---- what the producer said
+    # ---- what the producer set
 
     @property
     def topic(self) -> str:
-        """The topic that it was sent to; for a retry, too: see `queue` for the retry topic."""
+        """The original topic, also of a retry; `queue` has the retry topic."""
         topic = self.stored.topic
         if topic.startswith(RETRY_PREFIX):
             topic = self.stored.get_property(RETRY_TOPIC) or topic
@@ -347,7 +346,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
 
     @property
     def body(self) -> bytes:
-        """The body, checked and expanded; raises `MessageError` when it is damaged."""
+        """The body, verified and decompressed; raises `MessageError` when it is damaged."""
         return self.stored.body
 
     def text(self, encoding: str = "utf-8") -> str:
@@ -364,7 +363,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
     def json(self, kind: type[T]) -> T: ...
 
     def json(self, kind: Any = Any) -> Any:
-        """The body as JSON, checked against a type if one is given; raises `BodyUnreadable`."""
+        """The body as JSON, checked against a type if given; raises `BodyUnreadable`."""
         try:
             return msgspec.json.decode(self.body, type=kind, dec_hook=from_plain)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -380,7 +379,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
 
     @property
     def ordering_key(self) -> str | None:
-        """Messages with the same key are in the same queue, in their order."""
+        """Messages with the same key are in the same queue, in order."""
         return self.stored.get_property(SHARDING_KEY)
 
     @property
@@ -391,7 +390,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """All properties, the system's as well; read-only."""
+        """All properties, including the system's; read-only."""
         return self.stored.properties
 
     @overload
@@ -407,7 +406,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
 
     @property
     def flag(self) -> int:
-        """The application's own number."""
+        """The number for the application's use."""
         return self.stored.flag
 
     @property
@@ -422,7 +421,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
             self.stored.get_property(UNIQ_KEY) if self.stored.prepared_offset else None
         )
 
-    # ---- which message it is
+    # ---- ids
 
     @property
     def msg_id(self) -> str:
@@ -444,7 +443,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
         """The offset id of the first copy of a retried message; of any other, its own."""
         return self.stored.get_property(ORIGIN_MESSAGE_ID) or self.stored.offset_id
 
-    # ---- where it is and how often it was tried
+    # ---- place and attempts
 
     @property
     def queue_offset(self) -> int:
@@ -460,15 +459,15 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
         """Bytes of the stored record."""
         return self.stored.size
 
-    @property  # type: ignore[misc]  # in the place of the field, on purpose
+    @property  # type: ignore[misc]  # replaces the field, on purpose
     def reconsume_times(self) -> int:
-        """How often it was tried before."""
+        """The number of earlier attempts."""
         times = _given_times(self)
         return self.stored.reconsume_times if times is None else times
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1 on."""
+        """The number of this attempt, from 1."""
         return self.reconsume_times + 1
 
     def __eq__(self, other: object) -> bool:
@@ -487,7 +486,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
         return f"ReceivedMessage({', '.join(f'{n}={v!r}' for n, v in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        # Without it, structs list all of their fields here.
+        # Without it, structs show all of their fields.
         return [
             ("topic", self.topic),
             ("queue", str(self.queue)),

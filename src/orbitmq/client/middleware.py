@@ -84,8 +84,8 @@ class Delivery:
     ) -> None:
         self.group = group
         self.queue = queue
-        #: The ownership of the queue during which this is delivered: a queue that was lost and is
-        #: back has another one. None for a call that an administrator requested.
+        #: The ownership of the queue during which this is delivered. A queue that was lost and
+        #: acquired again has a new one. None for a call that an administrator requested.
         self.ownership = ownership
         #: The name of the handler.
         self.handler = handler
@@ -94,22 +94,22 @@ class Delivery:
         self.is_async = is_async
         #: The outcome of the messages, once the handler and all inner middleware have returned.
         self.outcome = Outcome(Verdict.RETRY, self._messages, _NOT_CALLED)
-        #: What waits here without having reached the handler, and how long.
+        #: Messages that were held before the handler, and for how long.
         self.held_messages: list[ReceivedMessage] = []
         self.hold_seconds = 0.0
-        #: Where a middleware keeps something between its hooks, under itself as a key.
+        #: Where a middleware keeps state between its hooks, with itself as the key.
         self.notes: dict[object, Any] = {}
-        #: What is done when all middleware is left: see `at_end`.
+        #: Functions for `at_end`.
         self.endings: list[Callable[[Delivery], Awaitable[None] | None]] = []
 
     @property
     def messages(self) -> tuple[ReceivedMessage, ...]:
-        """What the handler is going to be called with, or was; see `drop` and `hold`."""
+        """The messages that the handler gets or got; see `drop` and `hold`."""
         return self._messages
 
     @property
     def not_called(self) -> Outcome:
-        """What becomes of the messages when the handler is never called: they come again."""
+        """The outcome when the handler is never called: the messages are delivered again."""
         if not self._messages:
             return DONE
         return Outcome(Verdict.RETRY, self._messages, _NOT_CALLED)
@@ -128,29 +128,30 @@ class Delivery:
         self._messages = tuple(each for each in self._messages if each is not message)
 
     def hold(self, message: ReceivedMessage, seconds: Duration) -> None:
-        """Keep a message from the handler for a while; it is offered again, here, after that.
+        """Keep a message from the handler for a while; then it is offered again, in this process.
 
-        No attempt is spent, however often it happens. Progress of the queue waits for it (in order,
-        the queue does), so this is for what passes soon. With several, the last time counts.
+        This uses none of its attempts. The progress of the queue waits for it (with `ordered`, the
+        whole queue waits), so use it for short delays. The last time given counts.
         """
         self.hold_seconds = as_seconds(seconds, "seconds of Delivery.hold")
         self.drop(message)
         self.held_messages.append(message)
 
     def at_end(self, ending: Callable[[Delivery], Awaitable[None] | None]) -> None:
-        """Have something called when all middleware is left, and the outcome is the last word.
+        """Call a function after all middleware was left, when the outcome is final.
 
-        Whatever raised. In the hooks of a middleware, those around it have yet to say theirs.
+        It is called whatever was raised. In a hook, middleware further out may still change the
+        outcome.
         """
         self.endings.append(ending)
 
     def let_go(self, message: ReceivedMessage) -> None:
-        """A message that was held need not come again after all; it counts as done."""
+        """Do not deliver a held message again; it counts as done."""
         self.held_messages = [each for each in self.held_messages if each is not message]
 
     @property
     def succeeded(self) -> list[ReceivedMessage]:
-        """Messages that the handler was called with and that did not fail, nor were rolled back."""
+        """Messages that the handler got and that neither failed nor were rolled back."""
         if self.outcome.is_rolled_back:
             return []
         failed = {id(message) for message in self.outcome.failed}
@@ -158,11 +159,11 @@ class Delivery:
 
     @property
     def done(self) -> list[ReceivedMessage]:
-        """Those of the succeeded ones that are done for good.
+        """The succeeded messages that are finally done.
 
-        None of them, as long as a listener in order that commits by itself has not: a rollback
-        would bring them again. A `COMMIT` is for those of the calls before it as well, which are
-        not listed here.
+        None until an ordered listener that commits by itself has committed: a rollback would
+        deliver them again. Its `COMMIT` also covers messages of earlier calls, which are not listed
+        here.
         """
         return self.succeeded if self.outcome.commits(is_open=False) else []
 
@@ -173,9 +174,10 @@ Around: TypeAlias = Callable[[Delivery], Surrounding]
 
 
 def around(middleware: object, *, is_async: bool) -> Around:
-    """A middleware of either kind as a function that gives a context manager for a delivery.
+    """A middleware of either kind as a function that returns a context manager for a delivery.
 
-    Raises `SettingError` for what is no middleware, or needs an `async def` handler and has none.
+    Raises `SettingError` for an object that is no middleware, or that needs an `async def`
+    handler.
     """
     hooks = [name for name in _HOOKS if callable(getattr(middleware, name, None))]
     if hooks:
@@ -251,7 +253,7 @@ async def _finished(result: object) -> None:
 
 
 class LogDeliveries:
-    """Logs every delivery: debug when it begins, info when it succeeded, warning when it failed."""
+    """Logs every delivery: debug when it begins, info when it succeeds, warning when it fails."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._log = logger or log
@@ -260,7 +262,7 @@ class LogDeliveries:
         self._log.debug("%s begins", self._what(delivery), extra=self._fields(delivery))
 
     def after(self, delivery: Delivery) -> None:
-        # What a listener has not committed can still be rolled back.
+        # Messages that a listener has not committed can still be rolled back.
         is_done = delivery.outcome.commits(is_open=False)
         became = "is done" if is_done else "succeeded and is not committed yet"
         self._log.info("%s %s", self._what(delivery), became, extra=self._fields(delivery))
@@ -304,16 +306,16 @@ class TimeLimitExceeded(Exception):
     """Raised in a handler that took too long.
 
     Not a `TimeoutError`, which is an `OSError`: it can be raised in any line, and code around a
-    socket or a file would take it for a failure of that.
+    socket or a file would treat it as a failure of that.
     """
 
 
 class TimeLimit:
-    """Ends handlers that take longer than `limit` seconds; their messages come again.
+    """Ends handlers that take longer than `limit` seconds; their messages are delivered again.
 
     An `async def` handler is cancelled. A `def` handler is interrupted once: `TimeLimitExceeded` is
     raised in its thread at the next step of Python code. A call into C that does not return, such
-    as a socket without a timeout, is not ended; the error comes when it returns.
+    as a socket without a timeout, is not interrupted; the error is raised when it returns.
     """
 
     def __init__(self, limit: Duration) -> None:
@@ -332,7 +334,7 @@ class TimeLimit:
         if delivery.is_async:
             return asyncio.timeout(self.limit)
         if self._watchdog.pid != os.getpid():
-            # This is a fork: the thread is not here, and the lock may be held.
+            # A fork: the thread does not exist here, and the lock may be held.
             self._watchdog = _Watchdog(self.limit)
         call = _InterruptibleCall(self._watchdog)
         delivery.at_end(call.end)
@@ -360,7 +362,7 @@ class _InterruptibleCall:
     ) -> None:
         try:
             self._watchdog.remove(self)
-            # The error may still be pending, and would be raised after the handler. It is received
+            # The error may still be pending and would be raised after the handler. It is awaited
             # here: CPython 3.11 cannot withdraw it without slowing down all threads.
             while self.is_interrupted:
                 _interrupt(self.thread)
@@ -372,19 +374,19 @@ class _InterruptibleCall:
             ) from error
 
     def end(self, _: Delivery) -> None:
-        """Forget a call that was entered and never left, because another error came between."""
+        """Forget a call that was entered and never left, because another error intervened."""
         self._watchdog.remove(self)
 
 
 class _Watchdog:
-    """A thread that interrupts calls when their time is up. It ends when it has been idle."""
+    """A thread that interrupts calls after their time limit. It ends after an idle time."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        #: When each call is due. All have the same limit, so the first one is the next.
+        #: The deadline of each call. All have the same limit, so the first one is the next.
         self._due: dict[_InterruptibleCall, float] = {}
         self._thread: threading.Thread | None = None
 
@@ -420,12 +422,12 @@ class _Watchdog:
             self._thread = None
 
 
-#: Seconds that the thread stays without anything to watch.
+#: Seconds that the idle thread stays.
 _IDLE: Final = 10.0
 
 
 def _interrupt(thread: int) -> None:
-    """Have the error raised in a thread at its next step."""
+    """Raise the error in a thread at its next step."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), ctypes.py_object(TimeLimitExceeded)
     )
@@ -433,38 +435,38 @@ def _interrupt(thread: int) -> None:
 
 # ---- calling a handler with middleware around it
 #
-# The invariant: on the way out, each middleware finds in `Delivery.outcome` what the handler and
-# the middleware inside of it made of the messages. A transaction that fails to commit after the
-# handler's success is a failure to the middleware around it; an error that one swallows is none to
-# the others. The outcome after the outermost one counts. Then the `at_end` functions are called.
+# The invariant: on the way out, each middleware finds in `Delivery.outcome` the result of the
+# handler and of the middleware inside of it. A transaction that fails to commit after the handler's
+# success is a failure for the middleware further out; an error that one middleware swallows is none
+# for the others. The outcome after the outermost one is final. Then the `at_end` functions run.
 
 
 Messages: TypeAlias = "Sequence[ReceivedMessage]"
 
-#: What is raised in a coroutine and concerns more than it: its task is cancelled, the program is
-#: interrupted, the loop is closed with the coroutine in the middle.
+#: Errors in a coroutine that concern more than the coroutine: its task is cancelled, the program is
+#: interrupted, or the loop is closed while it runs.
 NOT_FOR_HANDLERS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 class Calling(Protocol[_Result_co]):
-    """How something is called with messages of one queue."""
+    """A function that is called with messages of one queue."""
 
     def __call__(
         self, queue: Queue, messages: Messages, ownership: Ownership | None = None, /
     ) -> _Result_co:
-        """`ownership`: the one during which they are delivered. None: a single requested call."""
+        """`ownership`: the one of the delivery. None: a single requested call."""
 
 
 class Callee(Protocol):
-    """A handler or listener, bare."""
+    """A handler or listener without middleware."""
 
     name: str
 
     @property
     def spared(self) -> Outcome:
-        """What becomes of messages that it is not called with."""
+        """The outcome of messages that it is not called with."""
 
     def raising(self, queue: Queue, messages: Messages, /) -> Outcome:
         """Call a `def` handler, in this thread. Raises what it raises."""
@@ -489,7 +491,7 @@ class Surrounded:
     def in_thread(
         self, queue: Queue, messages: Messages, ownership: Ownership | None = None
     ) -> Outcome:
-        """Raises nothing: see `Binding`."""
+        """Never raises: see `Binding`."""
         delivery = self._delivery(queue, messages, ownership)
         course = _Course(delivery, self._call.spared)
         stack = ExitStack()
@@ -511,7 +513,7 @@ class Surrounded:
     async def on_loop(
         self, queue: Queue, messages: Messages, ownership: Ownership | None = None
     ) -> Outcome:
-        """Raises what is meant for its task or its loop."""
+        """Raises errors that are meant for its task or its loop."""
         delivery = self._delivery(queue, messages, ownership)
         course = _Course(delivery, self._call.spared)
         try:
@@ -547,27 +549,27 @@ class Surrounded:
 
 
 class _Course:
-    """Keeps the outcome of a delivery true between any two of its middlewares on the way out."""
+    """Keeps the outcome of a delivery correct between two middlewares on the way out."""
 
     __slots__ = ("_delivery", "_is_entered", "_said", "_spared", "_was_raised", "is_left")
 
     def __init__(self, delivery: Delivery, spared: Outcome) -> None:
-        """`spared`: what becomes of messages without the handler having a say in it."""
+        """`spared`: the outcome of messages that the handler did not get."""
         self._delivery = delivery
         self._spared = spared
         self._is_entered = False
         self._said: Outcome | None = None
         self._was_raised = False
-        #: Whether all middleware is left.
+        #: Whether all middleware was left.
         self.is_left = False
 
     def enter(self) -> None:
-        """All middleware is entered; what is left of the messages is the handler's."""
+        """All middleware was entered; the remaining messages go to the handler."""
         self._is_entered = True
         self._delivery.outcome = self._spared
 
     def said(self, outcome: Outcome) -> None:
-        """What the handler came to, unless it raised."""
+        """The handler's outcome, unless it raised."""
         self._said = self._delivery.outcome = outcome
 
     def passed(
@@ -576,7 +578,7 @@ class _Course:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """On the way out, between two middlewares: with what is raised there, if anything is."""
+        """On the way out, between two middlewares; with the error raised there, if any."""
         if error is not None:
             self._was_raised = True
             self._delivery.outcome = self._outcome_of(error)
@@ -595,10 +597,10 @@ class _Course:
         self.is_left = True
 
     def leave(self, stack: ExitStack, error: BaseException) -> None:
-        """Leave the middleware that is not left yet.
+        """Leave the remaining middleware.
 
-        A time limit strikes in any line of Python code of its thread: in the stack's own as well,
-        between the handler's return and the way out of the limit. The stack then goes no further.
+        A time limit can interrupt any line of Python code of its thread, also a line of the stack
+        itself between the handler's return and the exit of the limit. The stack then stops there.
         """
         with suppress(BaseException):
             stack.__exit__(type(error), error, error.__traceback__)
@@ -609,8 +611,8 @@ class _Course:
         outcome = outcome_of_error(error, self._delivery.messages)
         if self._said is None or not self._said.is_rolled_back:
             return outcome
-        # The listener has taken back what it did in the calls before, whatever came after that. A
-        # failure would bring this call's messages again, and the others would be committed.
+        # The listener has rolled back the calls before, whatever happened afterwards. As a failure
+        # it would deliver only this call's messages again and commit the others.
         if self._said is self._delivery.outcome:
             log.warning(
                 "after a rollback of %s, its middleware failed (group %s, %s): %s",
@@ -623,8 +625,8 @@ class _Course:
         return replace(self._said, failure=outcome.failure)
 
     def _outcome_without_error(self) -> Outcome:
-        """A middleware swallowed it. The handler's error it may take for success; but when it is
-        one from the way in, the handler has not seen the messages."""
+        """A middleware swallowed an error. After the handler's error this may mean success; after
+        an error on the way in it does not, because the handler has not got the messages."""
         if self._said is not None:
             return self._said
         return self._spared if self._is_entered else self._delivery.not_called
@@ -660,7 +662,7 @@ def _log_ending(delivery: Delivery, error: BaseException) -> None:
 
 
 def _with_held(outcome: Outcome, delivery: Delivery) -> Outcome:
-    """The outcome of all messages: those that middleware holds have failed as well."""
+    """The outcome of all messages; those that middleware holds have failed."""
     held = delivery.held_messages
     if not held:
         return outcome

@@ -1,12 +1,12 @@
 """The routes that a client knows, kept fresh.
 
-Lookups of one topic share one request. A route stays in use until it is replaced: a name server
-that has lost its memory or cannot be reached stops no client that knows its brokers. Routes that
-are not tracked are dropped after a while.
+Lookups of one topic share one request. A route stays in use until it is replaced, so a name server
+that has lost its data or cannot be reached stops no client that knows its brokers. Routes that are
+not tracked are dropped after a while.
 
-A broker that is restarted leaves the routes and is back seconds later, long before they are
-refreshed; until then its queues would stand still. So a vanished broker is looked up every one or
-two seconds for a while, one request at a time, however many topics have lost it.
+A broker that restarts disappears from the routes and is back seconds later, long before the next
+refresh. So a vanished broker is looked up every one or two seconds for a while, with one request at
+a time, however many topics have lost it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 # ---- the route of a topic: its brokers, and the queues that can be written and read
 #
-# Publish queues need a master, because only masters take messages; subscribe queues do not, because
-# slaves serve readers while their master is away. A topic with an order configuration
-# (`broker-a:4;broker-b:4`) has exactly the queues that it names, whether or not their brokers are
-# there: a message whose order matters must not go to another queue for a while.
+# Publish queues need a master, because only masters accept messages. Subscribe queues do not,
+# because slaves serve readers while their master is down. A topic with an order configuration
+# (`broker-a:4;broker-b:4`) has exactly the queues that it names, even if their brokers are down: a
+# message whose order matters must not go to another queue meanwhile.
 
 
 log = logging.getLogger(__name__)
 
-#: The id of a master among the addresses of a broker; slaves have others.
+#: The broker id of a master; slaves have others.
 MASTER = 0
 #: Bits of the permission of a topic.
 WRITE = 2
@@ -57,20 +57,20 @@ class TopicRoute:
     """The route of one topic at one time. Equal to another when nothing has changed."""
 
     topic: str
-    #: Addresses by broker name and broker id, 0 being the master.
+    #: Addresses by broker name and broker id; the master has id 0.
     brokers: Mapping[str, Mapping[int, Address]] = field(hash=False)
     publish_queues: tuple[Queue, ...]
     subscribe_queues: tuple[Queue, ...]
     #: Whether an order configuration names the queues.
     is_ordered: bool = False
-    #: Whether the topic does not exist yet and this is the template's route.
+    #: Whether the topic does not exist yet and this is the route of the template topic.
     is_provisional: bool = False
     #: The cluster of each broker.
     clusters: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     @property
     def addresses(self) -> frozenset[Address]:
-        """Of all its brokers, masters and slaves."""
+        """The addresses of all its brokers, masters and slaves."""
         return frozenset(
             address for addresses in self.brokers.values() for address in addresses.values()
         )
@@ -85,7 +85,7 @@ class TopicRoute:
 
 
 def route_of(topic: str, data: TopicRouteData) -> TopicRoute:
-    """A route out of the answer of a name server."""
+    """The route in the answer of a name server."""
     brokers = {each.broker_name: _addresses(each) for each in data.broker_datas}
     # Java sorts by broker, and all members of a group must see the same order.
     queue_datas = sorted(data.queue_datas, key=lambda each: each.broker_name)
@@ -103,7 +103,7 @@ def route_of(topic: str, data: TopicRouteData) -> TopicRoute:
 
 
 def provisional_route(topic: str, template: TopicRouteData, most_queues: int) -> TopicRoute:
-    """The route of a topic that does not exist yet: the first send makes it like the template."""
+    """The route of a topic that does not exist yet: the first send creates it from the template."""
     brokers = {each.broker_name: _addresses(each) for each in template.broker_datas}
     queue_datas = sorted(template.queue_datas, key=lambda each: each.broker_name)
     queues = tuple(
@@ -158,21 +158,21 @@ def _ordered_queues(topic: str, order: str) -> tuple[Queue, ...]:
     return tuple(queues)
 
 
-#: How often a broker that vanished is looked for at most; chance makes it up to twice as long.
+#: How often a vanished broker is looked up at most; jitter makes the pause up to twice as long.
 RETURN_PAUSE: Final = 1.0
-#: For how long it is looked for.
+#: For how long it is looked up.
 RETURN_PATIENCE: Final = 60.0
 
 #: Called with a topic and its new route.
 Changed: TypeAlias = Callable[[str, TopicRoute], None]
-#: Asks a name server for a route; None when it knows of no such topic.
+#: Requests a route from a name server; None when it knows no such topic.
 Lookup: TypeAlias = "Callable[[str], Awaitable[TopicRouteData | None]]"
 #: Runs a coroutine in the background, under a name.
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], object]
 
-#: Queues per broker of a topic that is made by sending to it.
+#: Queues per broker of a topic that the first send creates.
 DEFAULT_QUEUES: Final = 4
-#: How long the template's route stands for that of a new topic, which exists with the first send.
+#: How long the template's route is used for a new topic, which exists after the first send.
 PROVISIONAL_LIFE: Final = 1.0
 
 
@@ -183,7 +183,7 @@ _Place: TypeAlias = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class _Known:
     route: TopicRoute
-    #: When it was asked for, by the clock's `monotonic`.
+    #: The time of the request, by the clock's `monotonic`.
     at: float
 
 
@@ -200,7 +200,7 @@ class Routes:
         chance: random.Random,
         spawn: Spawn,
     ) -> None:
-        """`spawn` runs the search for brokers that vanished."""
+        """`spawn` runs the search for vanished brokers."""
         self._lookup = lookup
         self._name_servers = name_servers
         self._life = refresh
@@ -213,15 +213,15 @@ class Routes:
         self._on_change: list[Changed] = []
         self._failures = LogEveryNth()
         self._spawn = spawn
-        #: Brokers that are looked for, and the topics that have lost them; the next to ask first.
+        #: Vanished brokers and the topics that have lost them; the next one to look up comes first.
         self._vanished: dict[_Place, dict[str, None]] = {}
 
-    # ---- asking
+    # ---- lookups
 
     async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
         """The route of a topic. Raises `NoRoute`, or `NoNameServer` when none answers.
 
-        With `refresh` the name server is asked even if the route is known.
+        With `refresh` it is requested even if the route is known.
         """
         known = None if refresh else self.known(topic)
         if known is not None and not known.is_provisional:
@@ -246,7 +246,7 @@ class Routes:
             template = await self._ask(AUTO_CREATE_TOPIC)
             known = self.known(topic)
             if known is not None and not known.is_provisional:
-                return known  # its own came while the template's was asked for
+                return known  # its own route arrived during the request for the template's
             if template is None:
                 raise
         return self._apply(provisional_route(topic, template, default_queues))
@@ -264,10 +264,10 @@ class Routes:
         addresses = self._chance.choice(brokers)
         return addresses.get(MASTER) or self._chance.choice(list(addresses.values()))
 
-    # ---- what is known
+    # ---- known routes
 
     def known(self, topic: str) -> TopicRoute | None:
-        """The route of a topic as it is known, without asking; None when it has to be asked for."""
+        """The known route of a topic, without a request; None when it has to be requested."""
         known = self._known.get(topic)
         if known is None:
             return None
@@ -283,7 +283,7 @@ class Routes:
         return self._brokers
 
     def addresses(self, *, slaves: bool = True) -> frozenset[Address]:
-        """Of all brokers of the routes in use; without their slaves if so wanted."""
+        """The addresses of all brokers of the routes in use, with or without slaves."""
         return frozenset(
             address
             for addresses in self._brokers.values()
@@ -292,7 +292,7 @@ class Routes:
         )
 
     def master(self, broker: str) -> Address:
-        """Where to send to. Raises `BrokerUnavailable`."""
+        """The address to send to. Raises `BrokerUnavailable`."""
         address = self._brokers.get(broker, {}).get(MASTER)
         if address is None:
             raise BrokerUnavailable(
@@ -303,9 +303,9 @@ class Routes:
     def address(
         self, broker: str, *, wanted: int = MASTER, only: bool = False
     ) -> tuple[Address, int]:
-        """Where to read from, and which broker id that is. Raises `BrokerUnavailable`.
+        """The address to read from, and its broker id. Raises `BrokerUnavailable`.
 
-        The wanted one; else the next slave, if a slave was wanted; else any, unless `only`.
+        The wanted broker id; else another slave, if a slave was wanted; else any, unless `only`.
         """
         addresses = self._brokers.get(broker, {})
         choices = (wanted, wanted + 1) if wanted != MASTER else (wanted,)
@@ -318,10 +318,10 @@ class Routes:
         role = "master" if wanted == MASTER else f"broker id {wanted}"
         raise BrokerUnavailable(broker, f"it has no {role} now" if addresses else "no route has it")
 
-    # ---- keeping fresh
+    # ---- refreshing
 
     def track(self, topic: str) -> None:
-        """Keep the route of a topic fresh. As often as it is called, `untrack` has to be."""
+        """Keep the route of a topic fresh until `untrack` was called as often as this."""
         self._tracked[topic] += 1
 
     def untrack(self, topic: str) -> None:
@@ -331,12 +331,12 @@ class Routes:
             del self._tracked[topic]
 
     def on_change(self, callback: Changed) -> Callable[[], None]:
-        """Have `callback` called with each new or changed route; returns how to end that."""
+        """Call `callback` with each new or changed route; returns a function that ends this."""
         self._on_change.append(callback)
         return lambda: self._on_change.remove(callback)
 
     async def refresh(self) -> None:
-        """Refresh all tracked routes. A route that cannot be fetched stays as it is."""
+        """Refresh all tracked routes. A route that cannot be fetched stays in use."""
         self._forget_unused()
         topics = tuple(self._tracked)
         results = await asyncio.gather(*map(self._refresh, topics))
@@ -379,13 +379,13 @@ class Routes:
             )
             self._asking[topic] = task
             task.add_done_callback(lambda _: self._asking.pop(topic, None))
-        # Whoever gives up waiting must not take the answer away from the others.
+        # A caller that stops waiting must not cancel the request for the others.
         await asyncio.wait((task,))
         if task.cancelled():
             raise NotRunning("this client", was_stopped=True)
         outcome = task.result()
         if isinstance(outcome, OrbitError):
-            raise copy.copy(outcome)  # each gets an error of his own: they add their tracebacks
+            raise copy.copy(outcome)  # a copy each: tracebacks are added to it
         return outcome
 
     async def _outcome(self, topic: str) -> TopicRouteData | OrbitError | None:
@@ -425,7 +425,7 @@ class Routes:
         return route
 
     def _miss(self, topic: str, vanished: frozenset[_Place]) -> None:
-        """Look for brokers that are no longer in a topic's route."""
+        """Look up brokers that have disappeared from a topic's route."""
         if topic not in self._tracked:
             return
         for place in sorted(vanished):
@@ -439,7 +439,7 @@ class Routes:
             self._vanished[place][topic] = None
 
     async def _look_for(self, place: _Place) -> None:
-        """Ask for one route after the other that has lost a broker, until one has it again."""
+        """Look up the routes that have lost a broker, one by one, until one has it again."""
         until = self._clock.monotonic() + RETURN_PATIENCE
         topics = self._vanished[place]
         try:
@@ -457,13 +457,13 @@ class Routes:
                 others = tuple(topics)
                 topics.clear()
                 await asyncio.gather(*map(self._refresh, others))
-                # It may have left again meanwhile.
+                # It may have disappeared again meanwhile.
                 until = self._clock.monotonic() + RETURN_PATIENCE
         finally:
             del self._vanished[place]
 
     def _collect_brokers(self) -> None:
-        """Only the brokers that some route names; of several addresses the latest heard of."""
+        """Drop brokers that no route names; keep the most recent of several addresses."""
         found: dict[str, Mapping[int, Address]] = {}
         for known in sorted(self._known.values(), key=lambda known: known.at):
             found.update(known.route.brokers)
@@ -473,7 +473,7 @@ class Routes:
         return self._clock.monotonic() - known.at
 
     async def stop(self) -> None:
-        """Ask no more."""
+        """Stop all lookups."""
         tasks = tuple(self._asking.values())
         for task in tasks:
             task.cancel()
@@ -485,14 +485,14 @@ def _places(route: TopicRoute) -> frozenset[_Place]:
     return frozenset((name, number) for name, found in route.brokers.items() for number in found)
 
 
-# ---- name servers: each knows everything, so they are tried one after the other
+# ---- name servers: each has all routes, so they are tried one after the other
 #
-# The one that answered last is asked first. Each client draws its own random order; otherwise all
-# clients would use the first of the list.
+# The one that answered last is asked first. Each client draws a random order; otherwise all clients
+# would use the first one of the list.
 
 
-#: Refusals that speak of the state of one name server, not of what was asked: one that has just
-#: started, for instance, does not answer before brokers had the time to register.
+#: Refusals caused by the state of one name server, not by the request: a name server that has just
+#: started, for instance, refuses until brokers had the time to register.
 NOT_NOW: Final = frozenset(
     {
         int(ResponseCode.SYSTEM_ERROR),
@@ -502,17 +502,17 @@ NOT_NOW: Final = frozenset(
     }
 )
 
-#: What every name server answers, however old.
+#: A request that every name server answers, in any version.
 _BASIC: Final = frozenset(
     {int(RequestCode.GET_ROUTEINFO_BY_TOPIC), int(RequestCode.GET_BROKER_CLUSTER_INFO)}
 )
 
-#: Asks one name server.
+#: Sends a request to one name server.
 Ask: TypeAlias = Callable[[Address], Awaitable[Command]]
 
 
 class NameServers:
-    """The name servers of a cluster, and which of them to ask."""
+    """The name servers of a cluster, and the order in which they are asked."""
 
     def __init__(self, addresses: Sequence[Address], chance: random.Random) -> None:
         self._order = list(addresses)
@@ -520,11 +520,11 @@ class NameServers:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All of them, the one to be asked next first."""
+        """All of them, beginning with the one that is asked next."""
         return tuple(self._order)
 
     async def ask(self, ask: Ask) -> Command:
-        """The answer of the first one that gives any. Raises `NoNameServer`, or its refusal."""
+        """The first answer of any name server. Raises `NoNameServer`, or the refusal."""
         tried: list[tuple[Address, str]] = []
         refusal: BrokerRefused | None = None
         for address in self.addresses:
@@ -546,7 +546,7 @@ class NameServers:
         raise refusal or NoNameServer(tried)
 
     def _put_last(self, address: Address) -> None:
-        # Two callers may find the same one dead: the second one changes nothing.
+        # Two callers may find the same one unreachable: the second one changes nothing.
         if self._order[0] == address:
             self._order.append(self._order.pop(0))
 
@@ -554,7 +554,7 @@ class NameServers:
 def _shows_no_name_server(refused: BrokerRefused) -> bool:
     return refused.request_code in _BASIC and refused.code in (
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-        # Name servers let everybody ask; a broker with accounts does not say what it knows.
+        # Name servers need no permission for these; a broker with accounts does.
         ResponseCode.NO_PERMISSION,
     )
 
@@ -579,12 +579,12 @@ class Queue:
 
     @property
     def java_text(self) -> str:
-        """What Java's `MessageQueue.toString` gives: consistent hashing is done over it."""
+        """The text of Java's `MessageQueue.toString`, which consistent hashing is computed on."""
         return f"MessageQueue [topic={self.topic}, brokerName={self.broker}, queueId={self.id}]"
 
 
 def each_queue(given: Iterable[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
-    """Queues given one by one, or several as a list. Raises `SettingError`."""
+    """Queues given as arguments, or as one list. Raises `SettingError`."""
     found: list[Queue] = []
     for part in given:
         several = [part] if isinstance(part, Queue) or not isinstance(part, Iterable) else part
@@ -596,7 +596,7 @@ def each_queue(given: Iterable[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
 
 
 class AsksNameServers(Protocol):
-    """A client or an admin: asks name servers."""
+    """A client or an admin that can ask name servers."""
 
     async def ask_name_server(self, code: int, /) -> Command: ...
 
@@ -609,6 +609,6 @@ async def similar_topic(asking: AsksNameServers, topic: str) -> str | None:
         answer = await asking.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         known = decode_body(TopicList, answer.body).topic_list
     except OrbitError:
-        return None  # a hint is not worth another error
-    # A cluster may have ten thousand topics: comparing them would hold up the loop.
+        return None  # a suggestion is not worth another error
+    # A cluster may have ten thousand topics: comparing them would block the loop.
     return await asyncio.to_thread(most_similar, topic, known)

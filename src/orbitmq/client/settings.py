@@ -1,4 +1,4 @@
-"""How a client reaches its cluster, and what it says about itself."""
+"""How a client reaches its cluster, and how it identifies itself."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from orbitmq.parsing import Fields, instance
 from orbitmq.remoting.settings import Address, AddressError, ChannelSettings, parse_address
 from orbitmq.wire.command import Credentials
 
-#: Asked in this order when no name server is given.
+#: The environment variables with name servers, in this order.
 NAME_SERVER_VARIABLES = ("ORBITMQ_NAME_SERVER", "NAMESRV_ADDR")
-#: Where `orbitmq up` starts one.
+#: The name server of `orbitmq up`.
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 
 
@@ -31,21 +31,21 @@ class ClientSettings:
     name_servers: tuple[str, ...] = ()  #: `host:port` each; any one of them is enough
     credentials: Credentials | None = field(default=None, repr=False)  #: signs every request
     tls: ssl.SSLContext | None = None  #: `remoting.tls.ClientTls(...).context()` makes one
-    instance: str | None = None  #: second part of the client id; None: one of its own
+    instance: str | None = None  #: second part of the client id; None: a unique one
     unit: str | None = None  #: third part of the client id
-    client_ip: str | None = None  #: first part of the client id; None: this machine's
+    client_ip: str | None = None  #: first part of the client id; None: this machine's address
     namespace: str | None = None  #: `orders` becomes the topic `namespace%orders`
-    request_timeout: float = 3.0  #: for a request that says nothing else
+    request_timeout: float = 3.0  #: for requests without a timeout of their own
     route_refresh: float = 30.0  #: how often routes are refreshed
     heartbeat: float = 30.0  #: how often heartbeats are sent
-    stop_timeout: float = 3.0  #: how long a stop waits for brokers to hear of it
+    stop_timeout: float = 3.0  #: how long a stop waits for the brokers' answers
     #: A broker that listens again is found within `longest_pause`.
     channel: ChannelSettings = field(default_factory=lambda: ChannelSettings(longest_pause=0.8))
 
     def __post_init__(self) -> None:
         fields = Fields(self, "client")
         fields.durations("request_timeout", "route_refresh", "heartbeat", "stop_timeout")
-        # Puts into its usual form what may be given in others.
+        # Converts accepted forms to the usual one.
         object.__setattr__(self, "name_servers", split_name_servers(self.name_servers))
         fields.kinds(channel=ChannelSettings)
         if self.credentials is not None:
@@ -68,10 +68,10 @@ def resolve(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> ClientSettings:
-    """Settings with name servers: those given here, those of `client`, the environment's, or ours.
+    """Settings with name servers: those given, or of `client`, of the environment, or the default.
 
-    Ours is the one that `orbitmq up` starts. Several name servers are a sequence, or one text with
-    `;` or `,` between them. The environment is read at each call.
+    The default is the one that `orbitmq up` starts. Several name servers are a sequence, or one
+    text with `;` or `,` between them. The environment is read at each call.
     """
     settings = ClientSettings() if client is None else instance(client, "client", ClientSettings)
     if name_server is not None:
@@ -89,7 +89,7 @@ def resolve(
 
 
 def split_name_servers(given: str | Iterable[str]) -> tuple[str, ...]:
-    """One text or several as single addresses, each once, in the order given."""
+    """One text or several as single addresses, without duplicates, in the order given."""
     try:
         texts = [given] if isinstance(given, str) else list(given)
     except TypeError as error:

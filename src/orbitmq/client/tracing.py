@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from orbitmq.client.middleware import Delivery
 
 
-#: Of the tracer that makes the spans.
+#: The name of the tracer.
 _SCOPE: Final = "orbitmq"
 _NANOSECONDS: Final = 1_000_000_000
 Attributes = dict[str, str | int | float | Sequence[str]]
@@ -50,7 +50,7 @@ P = TypeVar("P", Producer, AsyncProducer)
 
 
 class Tracing:
-    """Makes spans for what is sent and consumed. As a middleware, one around every delivery.
+    """Creates spans for sent and consumed messages. As a middleware, one around every delivery.
 
     May be shared by any number of producers and consumers.
     """
@@ -62,7 +62,7 @@ class Tracing:
         propagator: TextMapPropagator | None = None,
         now: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`provider` and `propagator`: those that the application set up globally, by default.
+        """`provider` and `propagator`: by default the application's global ones.
 
         Raises `MissingExtra`.
         """
@@ -78,15 +78,16 @@ class Tracing:
     # ---- sending
 
     def trace(self, producer: P) -> P:
-        """The producer, with a span around every send, whose context travels with the message."""
+        """The producer, with a span around every send. The context travels with the message."""
         for name in _SENDS:
             setattr(producer, name, _traced(self, producer, name))
         return producer
 
     def sending(self, *messages: Message, operation: str = "send") -> Sending:
-        """A span for a call that sends messages, and the messages with its context in them.
+        """A span for a call that sends, and the messages with its context.
 
-        A batch has one span. A message that brings a context keeps it, and the span links to it.
+        A batch has one span. A message that has a context already keeps it, and the span links to
+        it.
         """
         first = messages[0]
         span = self._tracer.start_span(
@@ -95,7 +96,7 @@ class Tracing:
             attributes=_sent_attributes(messages, operation),
             links=self._links(message.properties for message in messages),
         )
-        if not span.get_span_context().is_valid:  # nobody keeps spans: nothing to carry
+        if not span.get_span_context().is_valid:  # spans are not recorded: there is no context
             return Sending(self, span, messages)
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self._trace.set_span_in_context(span))
@@ -109,20 +110,20 @@ class Tracing:
     # ---- consuming
 
     def __call__(self, delivery: Delivery) -> AbstractContextManager[None]:
-        """The middleware: what happens in the handler belongs to the trace of its message."""
+        """The middleware: work of the handler belongs to the trace of its message."""
         return self._around(delivery)
 
     @contextmanager
     def _around(self, delivery: Delivery) -> Iterator[None]:
         messages = delivery.messages
-        if not messages:  # others kept them all from the handler
+        if not messages:  # other middleware dropped or holds them all
             yield
             return
         attributes = _received_attributes(messages, delivery.group)
         attributes["code.function.name"] = delivery.handler
         with self._processing(messages, attributes) as span:
             yield
-            # Without an error the handler may still have said that messages failed.
+            # Without an error, the handler may still have returned that messages failed.
             failure = delivery.outcome.failure
             if delivery.outcome.has_failed and span.is_recording():
                 is_dead = failure is not None and failure.level == DEAD
@@ -143,7 +144,7 @@ class Tracing:
     ) -> Iterator[Span]:
         topic = messages[0].topic
         contexts = [self._arrived(message) for message in messages]
-        # One message continues its trace. A batch belongs to many, and can only point at them.
+        # One message continues its trace. A batch has many traces, so it only links to them.
         span = self._tracer.start_span(
             f"process {topic}",
             context=contexts[0] if len(messages) == 1 else None,
@@ -163,9 +164,9 @@ class Tracing:
                 raise
 
     def _arrived(self, message: ReceivedMessage) -> Context | None:
-        """The way of a message until now as spans; what comes next is a child of the last one.
+        """The way of a message until now as spans; the next span is a child of the last one.
 
-        None for a message without a context: then there is nothing that it belongs to.
+        None for a message without a context.
         """
         context = self._propagator.extract(message.properties)
         if not self._trace.get_current_span(context).get_span_context().is_valid:
@@ -174,7 +175,7 @@ class Tracing:
             round(message.born_at * _NANOSECONDS),
             round(message.stored_at * _NANOSECONDS),
         )
-        # What is delivered again was stored anew by the broker itself.
+        # The broker itself stored a retried message again.
         if message.attempt == 1:
             context = self._past("store", message, context, born, stored)
         return self._past("deliver", message, context, stored, self._now())
@@ -182,7 +183,7 @@ class Tracing:
     def _past(
         self, what: str, message: ReceivedMessage, context: Context, began: int, ended: int
     ) -> Context:
-        """A span for something that is over."""
+        """A span for the past."""
         span = self._tracer.start_span(
             f"{what} {message.topic}",
             context=context,
@@ -212,7 +213,7 @@ class Tracing:
         return [self._trace.Link(span) for span in spans if span.is_valid]
 
     def fail(self, span: Span, error: BaseException, text: str) -> None:
-        """Write into a span what went wrong."""
+        """Record an error in a span."""
         if span.is_recording():
             span.record_exception(error)
             span.set_attribute("error.type", type(error).__qualname__)
@@ -220,7 +221,7 @@ class Tracing:
 
 
 class Sending:
-    """A call that sends, from its begin to its outcome. A context manager around it."""
+    """A call that sends, from its start to its outcome. A context manager around it."""
 
     __slots__ = ("_goes_on", "_results", "_span", "_tracing", "messages")
 
@@ -229,7 +230,7 @@ class Sending:
         self._span = span
         self._results: Sequence[SendResult] = ()
         self._goes_on = False
-        #: What to send.
+        #: The messages to send.
         self.messages = messages
 
     def __enter__(self) -> Self:
@@ -245,7 +246,7 @@ class Sending:
             self._end(self._results if error is None else error)
 
     def returned(self, result: object) -> None:
-        """What the call returned. With a future, the span ends when the future does."""
+        """The result of the call. With a future, the span ends when the future does."""
         if isinstance(result, concurrent.futures.Future | asyncio.Future):
             self._goes_on = True
             result.add_done_callback(lambda sent: self._end(_outcome(sent)))
@@ -328,7 +329,7 @@ def _received_attributes(messages: Sequence[ReceivedMessage], group: str | None)
 
 # ---- producers
 
-#: The methods of a producer that send, and the operation that their spans name.
+#: The methods of a producer that send, and the operation in the names of their spans.
 _SENDS: Final = {
     "send": "send",
     "submit": "send",
@@ -337,7 +338,7 @@ _SENDS: Final = {
     "send_half": "send",
     "request": "request",
 }
-#: Options of these methods that are no fields of a message.
+#: Options of these methods that are not fields of a message.
 _CALL_OPTIONS: Final = ("queue", "selector", "timeout")
 
 
