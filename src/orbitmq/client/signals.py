@@ -1,8 +1,8 @@
-"""SIGINT and SIGTERM as a request to stop: the first one stops gracefully, a second one at once.
+"""SIGINT and SIGTERM as a request to stop: the first stops gracefully, the second immediately.
 
-The handlers belong to the process, so all that run in it share one: it is installed when the first
-begins and taken off when the last has ended, in whatever order they end. Handlers of the host
-program are called as well, except for those that would end the program at once.
+Signal handlers belong to the process, so all users in it share one. It is installed for the first
+user and removed after the last one, whatever the order in which they end. Handlers of the host
+program are called as well, except for those that would end the program immediately.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SAME_REQUEST: Final = 0.5
 
 
 class GracefulExit:
-    """Calls `stop` at the first SIGINT or SIGTERM. A second one does what it did before.
+    """Calls `stop` at the first SIGINT or SIGTERM. A second signal has its former effect.
 
-    Signals are left alone when this is not the main thread. `stop` interrupts the main thread at
-    any point, so it must not take a lock: use a `Latch` instead of a `threading.Event`.
+    Outside of the main thread signals are not handled. `stop` interrupts the main thread at any
+    point, so it must not take a lock: use a `Latch` instead of a `threading.Event`.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class GracefulExit:
         _installed.remove(self)
 
     def reinstall(self) -> None:
-        """Take the signals back from a library that has installed handlers since."""
+        """Install the handlers again, after a library has replaced them."""
         _installed.install()
 
 
 class _Installed:
-    """The process's handler for these signals, and what it replaced."""
+    """The process's handler for these signals, and the handlers that it replaced."""
 
     def __init__(self) -> None:
         self._active: list[GracefulExit] = []
-        #: The handlers below this one, at most two. A handler that was installed above an earlier
-        #: use is below a later one, and may call this one: it then gets what is below itself.
+        #: The handlers below this one, at most two. A handler that was installed during an earlier
+        #: use may call this one; in a later use it is below, and its call goes to the one below it.
         self._before: dict[int, list[Any]] = {}
         self._requested_at: float | None = None
 
@@ -66,7 +66,7 @@ class _Installed:
         if not self._active:
             self._requested_at = None
             for number in ENDINGS:
-                # None stands for a handler that was not made by Python. It cannot be put back.
+                # None stands for a handler that was not installed by Python. It cannot be restored.
                 before = signal.getsignal(number)
                 if before != self.handle:
                     self._before[number] = [*self._before.get(number, [])[-1:], before]
@@ -85,7 +85,7 @@ class _Installed:
 
     def uninstall(self) -> None:
         for number, chain in self._before.items():
-            # A handler that was installed since stays. It may call this one.
+            # A handler that was installed later stays. It may call this one.
             if signal.getsignal(number) == self.handle and chain[-1] is not None:
                 signal.signal(number, chain[-1])
                 del chain[1:]
@@ -121,7 +121,7 @@ _installed = _Installed()
 
 
 def _ends_at_once(handler: Callable[..., object]) -> bool:
-    """Whether a handler is a default one: Python's, that of `asyncio.run`, or PySpark's."""
+    """Whether it is a default handler: of Python, `asyncio.run` or PySpark."""
     if handler is signal.default_int_handler:
         return True
     if (getattr(handler, "__module__", None) or "").partition(".")[0] == "pyspark":
@@ -146,13 +146,13 @@ class Latch:
 
     def set(self) -> None:
         self._is_set = True
-        with contextlib.suppress(RuntimeError):  # it is open
+        with contextlib.suppress(RuntimeError):  # it is released already
             self._gate.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it is set, or until the timeout; whether it is set."""
+        """Block until it is set, or until the timeout; returns whether it is set."""
         if self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            self.set()  # for other threads that wait
+            self.set()  # for other waiting threads
         return self._is_set
 
 

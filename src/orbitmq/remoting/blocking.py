@@ -1,11 +1,11 @@
-"""Connections for threads that block until they are answered: no event loop is involved.
+"""Connections for threads that block until the answer arrives; no event loop is involved.
 
-A `BlockingConnection` belongs to one thread at a time. It sends requests ahead, and reads answers
-when the caller wants them: a reader decodes in the thread that reads, and a sender waits in the
-kernel. A `BlockingPool` lends such connections to threads, one request at a time.
+A `BlockingConnection` belongs to one thread at a time. It can send several requests before it reads
+the first answer, so that a reader pulls ahead and decodes in its own thread. A `BlockingPool` lends
+connections to threads, for one request at a time.
 
-The trap: after anything but an answer (a timeout, an interrupt) the next bytes of a connection may
-belong to the request that was given up. Such a connection is closed, never lent again.
+Trap: after anything but an answer (a timeout, an interrupt) the next bytes of a connection may
+belong to the abandoned request. Such a connection is closed and never used again.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Makes the pieces of a request's frame, given its opaque.
+#: Creates the pieces of a request's frame from its opaque.
 Encode: TypeAlias = Callable[[int], Sequence[Bytes]]
-#: Gives memory for a body of this size.
+#: Allocates memory for a body of this size.
 Room: TypeAlias = Callable[[int], memoryview]
 
-#: A request that any server answers immediately, if only that it does not know it: a sign of life.
+#: A request that any server answers immediately, if only as not supported: it shows that it is up.
 PROBE: Final = RequestCode.GET_NAMESRV_CONFIG
 
-#: Seconds of one wait in the kernel, after which the thread looks at its deadline.
+#: Seconds of one wait in the kernel, after which the thread checks its deadline.
 _SLICE: Final = 0.5
 #: Seconds without use after which the peer may have closed a connection.
 _FRESH: Final = 1.0
-#: Seconds for opening a connection, and until the next try after a failed one.
+#: Seconds for opening a connection, and until the next attempt after a failed one.
 _OPENING: Final = 3.0
 _PAUSE: Final = 10.0
-#: Seconds after which a thread that waits for a connection looks again without a notification.
+#: Seconds after which a thread that waits for a connection checks again without a notification.
 _LOOK: Final = 0.1
 
-#: Small answers are cut out of this buffer, large ones are received past it.
+#: Small answers are cut out of this buffer; large ones are received directly.
 _BUFFER: Final = 64 * 1024
-#: Received first of an answer that is likely to be large: most of it must not be copied.
+#: The first bytes of an answer that is probably large: most of it must not be copied.
 _BEGINNING: Final = 512
 _unpack_prefix = struct.Struct(">iI").unpack
 _HEADER_LENGTH: Final = 0xFFFFFF
@@ -73,9 +73,9 @@ _HEADER_LENGTH: Final = 0xFFFFFF
 class BlockingPool:
     """Lends blocking connections to one peer; opens at most `most` of them.
 
-    `request` and `notify` may be called by any number of threads. A thread that is interrupted
-    anywhere loses at most its own connection: connections are counted by weak references, and
-    waiting threads look again by themselves. No lock is held during I/O.
+    Any number of threads may call `request` and `notify`. An interrupted thread loses at most its
+    own connection: connections are counted by weak references, and waiting threads check again
+    after a while. No lock is held during I/O.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class BlockingPool:
         limits: WireLimits = DEFAULT_LIMITS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`resolved` has the number for the name in `address`: looking it up has no deadline."""
+        """`resolved` is the IP address for the name in `address`: a look-up has no deadline."""
         self.address = address
         self._resolved = resolved
         self._encode_probe = encode_probe
@@ -97,13 +97,13 @@ class BlockingPool:
         self._tls = tls
         self._limits = limits
         self._monotonic = monotonic
-        #: The one used last is lent first, so that those that are not needed fall idle.
+        #: The most recently used one is lent first, so that surplus connections become idle.
         self._idle: deque[BlockingConnection] = deque()
         self._connections = weakref.WeakValueDictionary[int, BlockingConnection]()
         self._numbers = itertools.count()
         # Reentrant: a signal handler may send while it interrupts its own thread here.
         self._opening = threading.RLock()
-        #: Threads that wait, the oldest first: each is handed a connection, or told to look again.
+        #: Waiting threads, the oldest first: each gets a connection, or None to check again.
         self._waiting: deque[SimpleQueue[BlockingConnection | None]] = deque()
         #: No connection is opened before this time: the last attempt failed.
         self._not_before = float("-inf")
@@ -111,18 +111,18 @@ class BlockingPool:
         self._closed_by: str | None = None
 
     def __len__(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return sum(each.is_open for each in self._all())
 
     def _all(self) -> list[BlockingConnection]:
-        # A list of references is made without a look at what other threads add meanwhile.
+        # Copies the references, because other threads may add some meanwhile.
         return [each for ref in self._connections.valuerefs() if (each := ref()) is not None]
 
     def request(self, code: int, encode: Encode, timeout: float) -> Command | None:
         """Send a request and wait for its answer; None when no connection can be opened now.
 
         Raises `ConnectionLost`, `RequestTimedOut`, or `TooManyRequests` when all connections were
-        in use for `timeout`; and what `encode` raises.
+        in use for `timeout`; and the errors of `encode`.
         """
         deadline = self._monotonic() + timeout
         connection = self._lend(deadline)
@@ -150,11 +150,11 @@ class BlockingPool:
         return True
 
     def sweep(self, idle: float) -> None:
-        """Close connections that were not used for `idle` seconds; wake threads that are late."""
+        """Close connections that were not used for `idle` seconds; wake late threads."""
         now = self._monotonic()
         for connection in self._all():
-            # The kernel waits from the beginning after each signal: a thread that gets them more
-            # often than once a slice never sees its deadline.
+            # The kernel restarts its wait after each signal: a thread that gets signals more
+            # often than once per slice never checks its deadline.
             if connection.is_late(now):
                 connection.shut_down()
         end = now - idle
@@ -163,11 +163,11 @@ class BlockingPool:
                 connection = self._idle.popleft()
                 if connection.used_at < end:
                     connection.close()
-                else:  # a thread took the other one in the meantime
+                else:  # a thread took the connection meanwhile
                     self._idle.append(connection)
 
     def close(self, reason: str, *, is_abort: bool) -> None:
-        """Lend nothing any more. `is_abort` wakes threads that wait for answers."""
+        """Lend no more connections. `is_abort` wakes threads that wait for answers."""
         self._closed_by = reason
         while self._idle:
             with suppress(IndexError):
@@ -196,7 +196,7 @@ class BlockingPool:
         return None
 
     def _reserve(self) -> BlockingConnection | None:
-        """A connection that is still to be opened; None when there may be no further one now."""
+        """A connection to open; None when no further one is allowed now."""
         if self._not_before > self._monotonic():
             return None
         with self._opening:
@@ -209,7 +209,7 @@ class BlockingPool:
         return connection
 
     def _opened(self, connection: BlockingConnection, deadline: float) -> BlockingConnection | None:
-        """Connect and have a request answered: a system accepts also for a server that is full."""
+        """Connect and send a probe: the kernel accepts connections even if the server is full."""
         # Half of the time remains for the event loop's connection.
         now = self._monotonic()
         limit = min(_OPENING, (deadline - now) / 2)
@@ -228,9 +228,9 @@ class BlockingPool:
         return connection
 
     def _wait(self, deadline: float) -> BlockingConnection | None:
-        """Wait for a connection; None when there may be one to be had now, or to be opened.
+        """Wait for a connection; None when one may be free now, or may be opened.
 
-        Raises `TooManyRequests` when the time is up.
+        Raises `TooManyRequests` after the timeout.
         """
         left = deadline - self._monotonic()
         if left <= 0:
@@ -253,7 +253,7 @@ class BlockingPool:
     ) -> BlockingConnection | None:
         try:
             self._waiting.remove(waiter)
-        except ValueError:  # taken out: a connection was handed over, or is just about to be
+        except ValueError:  # removed: a connection was handed over, or is about to be
             with suppress(Empty):
                 return waiter.get(timeout=_LOOK)
         return None
@@ -263,7 +263,8 @@ class BlockingPool:
             self._notify_waiting()
             return
         connection.used_at = self._monotonic()
-        # Handed over: a thread that sends in a loop would take it again before another one wakes.
+        # Handed over directly: a thread that sends in a loop would take it before another one
+        # wakes.
         with suppress(IndexError):
             self._waiting.popleft().put(connection)
             return
@@ -278,7 +279,7 @@ class BlockingPool:
 
 
 class BlockingConnection:
-    """One blocking connection. Answers may come in another order than the requests were sent."""
+    """One blocking connection. Answers may arrive in another order than the requests."""
 
     def __init__(
         self,
@@ -289,30 +290,30 @@ class BlockingConnection:
         limits: WireLimits = DEFAULT_LIMITS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout` are the seconds without a byte after which an answer is given up."""
+        """`timeout`: seconds without a byte after which an answer is abandoned."""
         self.address = address
         self._timeout = timeout
         self._credentials = credentials
         self._limits = limits
         self._monotonic = monotonic
         self._opaques = itertools.count(1)
-        #: Requests that were sent and not answered.
+        #: Requests without an answer yet.
         self.unanswered = 0
-        #: False from `close` on.
+        #: False after `close`.
         self.is_open = True
         #: When it was last returned to its pool.
         self.used_at = 0.0
-        #: Until when the request under way may take; None: as long as bytes come.
+        #: The deadline of the current request; None: as long as bytes arrive.
         self._deadline: float | None = None
-        #: Seconds that one call of the socket may take.
+        #: The timeout of one socket call, in seconds.
         self._slice = timeout
-        # There from `connect` on.
+        # Set by `connect`.
         self._socket: socket.socket
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
-        #: What was received and not read yet lies between these.
+        #: Received bytes that were not read yet are between these.
         self._at = self._end = 0
-        #: How much is received at most beyond what is asked for.
+        #: How much is received at most beyond the requested size.
         self._ahead = _BUFFER
 
     def connect(
@@ -336,7 +337,7 @@ class BlockingConnection:
             raise
 
     def request(self, code: int, encode: Encode, deadline: float, timeout: float) -> Command:
-        """Send one request and wait for its answer until the deadline, with no other on its way.
+        """Send one request and wait for its answer until the deadline. No other may be in flight.
 
         Raises `ConnectionLost` or `RequestTimedOut`, which names `timeout`.
         """
@@ -370,7 +371,7 @@ class BlockingConnection:
             raise
 
     def ask(self, code: int, header: Header | None = None) -> Command:
-        """Send a request with this header and wait for its answer, with no other on its way."""
+        """Send a request with this header and wait for its answer. No other may be in flight."""
         opaque = self.next_opaque()
         request = Command.request(code, header, opaque=opaque)
         if self._credentials is not None:
@@ -381,7 +382,7 @@ class BlockingConnection:
         return answer
 
     def next_opaque(self) -> int:
-        """A number for a request that the caller encodes."""
+        """The opaque for a request that the caller encodes."""
         return next(self._opaques) & 0x7FFFFFFF
 
     def send(self, encoded: bytes, count: int) -> None:
@@ -402,9 +403,9 @@ class BlockingConnection:
             raise
 
     def receive(self, room: Room | None = None) -> Command:
-        """The next answer, with its body in memory of its own, or where `room` says.
+        """The next answer. Its body has its own memory, or that of `room`.
 
-        Raises `ConnectionLost`, or `RequestTimedOut` when no bytes come.
+        Raises `ConnectionLost`, or `RequestTimedOut` when no bytes arrive.
         """
         self._check_open()
         while True:
@@ -427,9 +428,9 @@ class BlockingConnection:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it can be used for something new: open, with nothing on its way.
+        """Whether it can be used for a new request: open, with nothing in flight.
 
-        A socket that can be read though nothing was asked has been closed by the other side.
+        If the socket is readable although nothing was requested, the peer has closed it.
         """
         if not self.is_open or self.unanswered:
             return False
@@ -440,18 +441,18 @@ class BlockingConnection:
         return not poll.poll(0)
 
     def is_late(self, now: float) -> bool:
-        """Whether its thread should have given up a request by itself."""
+        """Whether its thread should have abandoned its request already."""
         deadline = self._deadline
         return deadline is not None and self.unanswered > 0 and deadline + _LOOK < now
 
     def close(self) -> None:
-        """Close it; what is on its way is lost."""
+        """Close it; requests in flight are lost."""
         self.is_open = False
         if hasattr(self, "_socket"):
             self._socket.close()
 
     def shut_down(self) -> None:
-        """End it from another thread: one that waits for an answer gets `ConnectionLost`."""
+        """Close it from another thread: a thread that waits for an answer gets `ConnectionLost`."""
         if hasattr(self, "_socket"):
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -482,14 +483,14 @@ class BlockingConnection:
         return data
 
     def _read(self, size: int) -> bytes | None:
-        """The next `size` bytes, at most the buffer's; None if the other side has ended."""
+        """The next `size` bytes, at most the buffer's; None if the peer has closed it."""
         if self._end - self._at < size and not self._fill(size):
             return None
         at, self._at = self._at, self._at + size
         return bytes(self._view[at : self._at])
 
     def _read_into(self, view: memoryview) -> bool:
-        """Fill `view` with what comes next; False if the other side ends before."""
+        """Fill `view` with the next bytes; False if the peer closes it before."""
         size = len(view)
         got = min(self._end - self._at, size)
         view[:got] = self._view[self._at : self._at + got]
@@ -503,7 +504,7 @@ class BlockingConnection:
         return True
 
     def _fill(self, size: int) -> bool:
-        """Receive until `size` bytes are there."""
+        """Receive until `size` bytes are available."""
         rest = self._end - self._at
         self._buffer[:rest] = self._buffer[self._at : self._end]
         self._at, self._end = 0, rest
@@ -527,9 +528,9 @@ class BlockingConnection:
             sent += self._call_until(deadline, self._socket.send, rest)
 
     def _call_until(self, deadline: float, call: Callable[[Bytes], int], data: Bytes) -> int:
-        """Repeat a call of the socket that times out until the deadline. Raises `_Late`.
+        """Repeat a socket call that times out until the deadline. Raises `_Late`.
 
-        The slices spare a system call that would set each request's own timeout.
+        Slices avoid a system call that sets the timeout for each request.
         """
         while True:
             now = self._monotonic()
@@ -543,7 +544,7 @@ class BlockingConnection:
             except BlockingIOError:
                 continue
             except TimeoutError:
-                # With TLS the end of the slice; but a signal handler may raise the same.
+                # With TLS: the end of the slice. A signal handler may raise the same error.
                 if self._has_kernel_timeout or self._monotonic() - now < 0.9 * self._slice:
                     raise
 
@@ -557,8 +558,8 @@ class BlockingConnection:
         if not self._has_kernel_timeout:
             self._socket.settimeout(seconds)
             return
-        # The kernel's own timeout: Python's takes a second system call, and waits for the
-        # interpreter lock once more, in each send and each receive.
+        # The kernel's own timeout: Python's needs another system call and another wait for the
+        # interpreter lock in each send and each receive.
         limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -578,9 +579,9 @@ class BlockingConnection:
 
 
 def _is_raised(error: OSError) -> bool:
-    """Whether Python code raised it: what the kernel reports has a number."""
+    """Whether Python code raised it: errors of the kernel have a number."""
     return isinstance(error, TimeoutError) and error.errno is None
 
 
 class _Late(Exception):
-    """The time for an answer is up."""
+    """The deadline of the answer has passed."""

@@ -1,8 +1,8 @@
-"""One connection to each peer, made when it is needed and made again when it was lost.
+"""One connection per peer, opened on demand and opened again after a loss.
 
-Callers that need the same peer at the same time share one attempt. After a failed attempt the next
-one waits, with exponential backoff and jitter, so that many clients do not return to a restarted
-broker in step. A caller whose timeout would pass in that pause gets its error immediately.
+Concurrent callers of one peer share one attempt. After a failed attempt the next one waits, with
+exponential backoff and jitter, so that many clients do not return to a restarted broker at the same
+moment. A caller whose timeout would pass during that pause gets its error immediately.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pause_after(failures: int, settings: ChannelSettings, chance: random.Random)
 
 
 class _Channel:
-    """What is known about one peer."""
+    """The state of one peer."""
 
     __slots__ = (
         "address", "attempt", "connection", "failures", "faults", "last_failure", "not_before"
@@ -51,7 +51,7 @@ class _Channel:
         self.connection: Connection | None = None
         self.attempt: asyncio.Task[Connection] | None = None
         self.failures = 0
-        #: A wrong port is tried again and again: the log need not say so each time.
+        #: A wrong port is tried repeatedly; the log has the first attempt and every n-th.
         self.faults = LogEveryNth()
         self.last_failure = ""
         self.not_before = 0.0
@@ -77,7 +77,7 @@ class Channels:
         self._clock = clock or SystemClock()
         self._chance = chance or random.Random()  # noqa: S311  # spreads load, guards nothing
         self._channels: dict[Address, _Channel] = {}
-        #: Connections that nothing more is asked on, until they end.
+        #: Connections that get no new requests, until they end.
         self._retired: set[Connection] = set()
         self._is_closed = False
         self._sweep = IdleSweep(
@@ -97,7 +97,7 @@ class Channels:
         extra: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # for connecting and answering together
     ) -> Command:
-        """Ask the peer at `address`. Raises what `get` and `Connection.request` raise."""
+        """Send a request to the peer at `address`. Raises as `get` and `Connection.request` do."""
         if timeout is None:
             timeout = self._settings.connection.request_timeout
         began = self._clock.monotonic()
@@ -123,21 +123,21 @@ class Channels:
         if attempt.cancelled():
             raise ConnectFailed(address, "closed while connecting")
         if (failure := attempt.exception()) is not None:
-            # Every caller gets an error of its own: they add their tracebacks to it.
+            # A copy for every caller, because tracebacks are added to it.
             raise ConnectFailed(
                 address, channel.last_failure, retry_in=self.retry_in(address)
             ) from failure
         return attempt.result()
 
     def retry_in(self, address: Address) -> float:
-        """Seconds for which no attempt would be made, because the last ones failed."""
+        """Seconds during which no attempt is made, because the last ones failed."""
         channel = self._channels.get(address)
         return max(0.0, channel.not_before - self._clock.monotonic()) if channel else 0.0
 
     def retire(self, address: Address, connection: Connection) -> None:
-        """Send no further requests on a connection whose peer said GO_AWAY; answers may still come.
+        """Send no further requests on a connection after GO_AWAY; answers may still arrive.
 
-        The next request to that peer makes a new connection.
+        The next request to that peer opens a new connection.
         """
         channel = self._channels.get(address)
         if channel is not None and channel.connection is connection:
@@ -146,7 +146,7 @@ class Channels:
             connection.on_close(self._retired.discard)
 
     def drop(self, address: Address) -> None:
-        """Forget a peer that is no longer wanted; its connection is closed."""
+        """Drop a peer that is no longer used; its connection is closed."""
         channel = self._channels.pop(address, None)
         if channel is None:
             return
@@ -156,7 +156,7 @@ class Channels:
             channel.connection.close("no longer needed")
 
     async def close(self) -> None:
-        """Close everything; waiting requests fail with `ConnectionLost`."""
+        """Close all connections; waiting requests fail with `ConnectionLost`."""
         self._is_closed = True
         self._sweep.stop()
         attempts = [channel.attempt for channel in self._channels.values() if channel.attempt]
@@ -166,12 +166,12 @@ class Channels:
         if attempts:
             await asyncio.wait(attempts)
         for connection in connections:
-            # An orderly close would wait for a peer that does not read.
+            # A graceful close would wait for a peer that does not read.
             connection.abort("closed here")
             await connection.wait_closed()
 
     def abort(self) -> None:
-        """Close everything without waiting for it; open requests fail with `ConnectionLost`."""
+        """Close all connections without waiting; open requests fail with `ConnectionLost`."""
         self._is_closed = True
         self._sweep.stop()
         for connection in self._open_connections():
@@ -185,7 +185,7 @@ class Channels:
             raise ConnectFailed(channel.address, channel.last_failure, retry_in=pause)
         task = asyncio.get_running_loop().create_task(self._attempt(channel, pause))
         channel.attempt = task
-        # Callers may all have left before it fails: the error counts as retrieved.
+        # All callers may have left before it fails: mark the error as retrieved.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
@@ -217,10 +217,10 @@ class Channels:
 
     def _lost(self, channel: _Channel, connection: Connection, opened: float) -> None:
         if channel.connection is not connection:
-            return  # retired: its end says nothing about the peer
+            return  # retired: its end is no failure of the peer
         channel.connection = None
         if self._clock.monotonic() - opened < self._settings.settled:
-            # Accepted and dropped immediately, for instance by a server at its limit.
+            # Accepted and closed immediately, for instance by a server at its limit.
             self._failed(channel, connection.reason)
         else:
             channel.failures = 0
@@ -253,8 +253,8 @@ async def connect(
 ) -> Connection:
     """Open a connection. Raises `ConnectFailed`, also for a failed handshake.
 
-    Without an owner every request of the peer is answered as not supported. `faults` counts what
-    the peer does wrong, over all connections to it that share it.
+    Without an owner, requests of the peer are answered as not supported. `faults` counts protocol
+    errors of the peer over all connections that share it.
     """
     if isinstance(address, str):
         address = parse_address(address)
@@ -284,10 +284,10 @@ async def connect(
 
 
 def _reason(error: OSError) -> str:
-    """What the system said.
+    """The system's error text.
 
-    asyncio puts words and tuples of its own in place of that, and all of them in a row for a name
-    with several addresses.
+    asyncio replaces it by its own words and tuples, and for a name with several addresses by all
+    of them in a row.
     """
     text = str(error)
     codes = set(_CODE.findall(text))

@@ -1,14 +1,14 @@
-"""A connection between two peers, either of which may ask and answer.
+"""A connection between two peers. Either side may send requests.
 
 Work is done in turns. A turn is a read and all requests that it completes; `turn_done` then lets
 the owner answer what it collected (a broker writes the store once for all sends of a turn). Answers
-are written together at the end of the turn, and outside of a turn at the end of the step of the
-loop; with `at_once` they are written immediately, when most likely nothing else goes with them.
+are written together at the end of the turn, and outside of a turn at the end of the loop's step;
+with `at_once` they are written immediately.
 
-A peer can make us hold only a bounded amount. While it does not take its answers (`slow_bytes`),
-has many or large requests open (`open_requests`, `open_bytes`), or sends a long frame for which
-there is no memory (`FrameMemory`), nothing more is read from it, and requests that were read before
-wait in a backlog. What exceeds `unwritten_bytes` nevertheless ends the connection.
+The memory per peer is bounded. While a peer does not read its answers (`slow_bytes`), has many or
+large requests open (`open_requests`, `open_bytes`), or sends a long frame for which there is no
+memory (`FrameMemory`), nothing more is read from it, and requests that were read before wait in a
+backlog. Above `unwritten_bytes` the connection is aborted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ONE_WAY = int(Flag.ONE_WAY)
 
 
 class Connection(asyncio.Protocol):
-    """One open socket, its requests and answers. Belongs to the loop that it was made on."""
+    """One open socket, its requests and answers. Belongs to the loop that it was created on."""
 
     def __init__(
         self,
@@ -72,33 +72,33 @@ class Connection(asyncio.Protocol):
         memory: FrameMemory | None = None,
         silence: float | None = None,
     ) -> None:
-        """`faults` counts what peers do wrong, `memory` bounds their long frames (None: no bound);
-        a server shares them among its connections. `silence` is how long requests may go unanswered
-        with nothing else heard before the peer is given up; None: without a limit."""
+        """`faults` counts protocol errors of peers, `memory` bounds their long frames (None: no
+        bound); a server shares both among its connections. `silence`: how long requests may stay
+        unanswered, with nothing received, before the connection is closed; None: no limit."""
         self._settings = settings or ConnectionSettings()
         self._prepare = prepare
-        #: Whether requests are changed before they are sent: signed, for instance.
+        #: Whether requests are changed before they are sent, for example signed.
         self.prepares = prepare is not None
         self._monotonic = (clock or SystemClock()).monotonic
         self._silence = silence
-        #: When something was last read.
+        #: The time of the last read.
         self._last_read = self._monotonic()
-        #: When the first request was sent that stayed unanswered, with nothing read since.
+        #: When the oldest unanswered request was sent, if nothing was read since.
         self._silent_since = float("-inf")
         self._is_probing = False
         self._loop = asyncio.get_running_loop()
-        # Nothing can be asked before the peer is known; then there is another one.
+        # No request is possible before the peer is known; then the address is replaced.
         self._pending = PendingRequests(self._loop, NOWHERE, 0)
         self._opaques = itertools.count(1)
         #: Whether anything can still be sent.
         self.is_open = False
-        #: Where the peer is.
+        #: The peer's address.
         self.remote = NOWHERE
-        #: Why the connection ended or will end.
+        #: The reason why the connection ended or will end.
         self.reason = "closed by the peer"
         self._owner = owner
         self._faults = faults or LogEveryNth()
-        # These are there from `connection_made` on, which comes before anything else.
+        # Set by `connection_made`, which is called first.
         self._transport: asyncio.Transport
         self._out: Outgoing
         self._arriving: ArrivingFrame
@@ -110,29 +110,29 @@ class Connection(asyncio.Protocol):
         self._resume_is_due = False
         self._is_slow = False
         self._is_finishing = False
-        #: Whether requests have to wait: the sum of all reasons, looked at for every frame.
+        #: Whether requests have to wait: the sum of all reasons, checked for every frame.
         self._is_held_up = False
         self._closed = self._loop.create_future()
         self._on_close: list[Callable[[Connection], None]] = []
         self._on_quick: list[Callable[[Connection], None]] = []
-        #: Whether we have ended it, and not the peer; known once it has ended.
+        #: Whether this side has closed it; known when it has ended.
         self.was_ended_here = False
-        #: Where we are on this connection.
+        #: The local address.
         self.local = NOWHERE
-        #: Whatever the owner wants to remember about the peer.
+        #: The owner's state of the peer.
         self.context: Any = None
         # Below zero between an early `reply` and its `leave_open`.
         self._left_open = 0
         self._left_open_bytes = 0
         self.bytes_in = 0
         self.bytes_out = 0
-        #: When something was last read or written, by the clock's `monotonic`.
+        #: The time of the last read or write, by the clock's `monotonic`.
         self.last_active = self._monotonic()
 
     def __repr__(self) -> str:
         return f"<Connection {self.remote} {'open' if self.is_open else 'closed'}>"
 
-    # Asking
+    # Requests
 
     async def request(
         self,
@@ -144,10 +144,9 @@ class Connection(asyncio.Protocol):
         timeout: float | None = None,  # noqa: ASYNC109  # cheaper than a scope: one timer for all
         serialization: Serialization = Serialization.JSON,
     ) -> Command:
-        """Ask the peer and wait for its answer.
+        """Send a request to the peer and wait for its answer.
 
-        Raises `ConnectionLost`, `RequestTimedOut` or `TooManyRequests`. An answer that refuses is
-        an answer.
+        Raises `ConnectionLost`, `RequestTimedOut` or `TooManyRequests`. A refusal is an answer.
         """
         return await self.request_encoded(
             code,
@@ -184,7 +183,7 @@ class Connection(asyncio.Protocol):
         extra: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Ask the peer; `outcome` is called with its answer or the error. Returns the opaque."""
+        """Send a request; `outcome` is called with its answer or the error. Returns the opaque."""
         return self.submit_encoded(
             code,
             lambda opaque: self.encoded(
@@ -197,9 +196,9 @@ class Connection(asyncio.Protocol):
     def submit_encoded(
         self, code: int, encode: Encode, outcome: Outcome, *, timeout: float | None = None
     ) -> int:
-        """Like `submit`, with a request that the caller encodes when it is given its opaque.
+        """Like `submit`, with a request that the caller encodes when it gets the opaque.
 
-        On a connection that `prepares` requests, `encode` has to make use of `encoded`.
+        On a connection that `prepares` requests, `encode` has to use `encoded`.
         """
         if not self.is_open:
             self._check_open()
@@ -221,7 +220,7 @@ class Connection(asyncio.Protocol):
         body: Bytes = b"",
         extra: Mapping[str, str] | None = None,
     ) -> None:
-        """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
+        """Send a one-way request. Raises `ConnectionLost`."""
         self._check_open()
         self.send_pieces(
             self.encoded(
@@ -238,7 +237,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def pending_requests(self) -> int:
-        """Requests of ours that wait for an answer."""
+        """The number of our requests that wait for an answer."""
         return len(self._pending)
 
     def encoded(self, request: Command) -> Sequence[Bytes]:
@@ -251,19 +250,20 @@ class Connection(asyncio.Protocol):
         """A request that any server answers immediately."""
         return self.encoded(Command.request(PROBE, opaque=opaque))
 
-    # Waiting
+    # Timeouts
 
     def _was_late(self, waited: float) -> None:
-        """A request was not answered; find out whether the peer is there at all.
+        """A request was not answered: check whether the peer is reachable at all.
 
-        A connection whose peer vanished (power, cable, firewall) takes requests indefinitely. Late
-        answers alone are no reason to give it up: a broker whose disk hangs is busy, not gone. So
-        it gets a request that costs nothing, and is given up if that is not answered either.
+        A connection whose peer vanished (power, cable, firewall) accepts requests indefinitely.
+        Late answers alone are no reason to close it: a broker whose disk hangs is busy, not gone.
+        So the peer gets a cheap request, and the connection is closed if that is not answered
+        either.
         """
         if self._silence is None or self._is_probing or not self.is_open:
             return
         now = self._monotonic()
-        # A timer counts from the beginning of its loop's turn, so that it may ring a little early.
+        # A timer counts from the start of its loop's step, so it may fire a little early.
         if self._last_read > now - 0.9 * waited:
             return
         if self._silent_since < self._last_read:
@@ -278,7 +278,7 @@ class Connection(asyncio.Protocol):
             self._is_probing = False
             if isinstance(outcome, RequestTimedOut) and self._last_read < asked and self.is_open:
                 if self.unwritten < unwritten:
-                    # It takes what we write: the question is still behind a long frame.
+                    # The peer reads what we write: the probe is still behind a long frame.
                     self._probe(silence)
                 else:
                     heard = self._monotonic() - self._silent_since
@@ -291,7 +291,7 @@ class Connection(asyncio.Protocol):
             self.abort("nothing is heard of it, and too many requests wait")
 
     def was_late_from_thread(self, waited: float) -> None:
-        """A request of a thread, on a connection of its own, was not answered."""
+        """A request on a thread's own connection was not answered."""
         if self._silence is not None:
             call_on_loop(self._loop, self._was_late, waited)
 
@@ -299,10 +299,10 @@ class Connection(asyncio.Protocol):
         if not self.is_open:
             raise ConnectionLost(self.remote, self.reason)
 
-    # Answering
+    # Answers
 
     def leave_open(self, request: Command) -> None:
-        """Count a request to be answered with `reply` (or already so), or let go with `release`."""
+        """Count a request to be answered with `reply` (or answered already), or to `release`."""
         if request.flag & _ONE_WAY:
             return
         self._left_open += 1
@@ -311,7 +311,7 @@ class Connection(asyncio.Protocol):
             self._hold_up()
 
     def reply(self, request: Command, answer: Answer, *, at_once: bool = False) -> None:
-        """Answer a request that was left open. Nothing is written for a one-way request."""
+        """Answer an open request. Nothing is written for a one-way request."""
         if request.flag & _ONE_WAY:
             return
         try:
@@ -320,7 +320,7 @@ class Connection(asyncio.Protocol):
             self.release(request)
 
     def release(self, request: Command) -> None:
-        """A request that was left open has been answered, or never will be."""
+        """An open request has been answered, or never will be."""
         if request.flag & _ONE_WAY:
             return
         self._left_open -= 1
@@ -350,12 +350,12 @@ class Connection(asyncio.Protocol):
                 self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what was sent now; otherwise it happens at the end of the turn."""
+        """Write what was sent now, instead of at the end of the turn."""
         self._flush_is_due = False
         if not self.is_open or not self._out.size:
             return
         if self._transport.is_closing():
-            # An earlier write failed; `connection_lost` comes with the next step of the loop.
+            # An earlier write failed; `connection_lost` follows in the next step of the loop.
             self._end("a write failed")
             return
         self.bytes_out += self._out.flush()
@@ -364,7 +364,7 @@ class Connection(asyncio.Protocol):
         elif self._out.unwritten > self._settings.unwritten_bytes:
             self._fail(f"it left {self._out.unwritten} bytes unread")
 
-    # Reading
+    # Reads
 
     def data_received(self, data: bytes) -> None:
         self.bytes_in += len(data)
@@ -380,16 +380,16 @@ class Connection(asyncio.Protocol):
         if self._reader.unfinished or arriving.began is not None:
             arriving.note(self.last_active, is_another=bool(frames))
         if self._is_held_up:
-            # Reading was stopped, and this was on its way already.
+            # Received before reading was paused.
             self._backlog.extend(frames)
         else:
             self._turn(frames)
         if arriving.must_wait:
-            # After the turn: what came before the long frame is not to wait for it.
+            # After the turn: complete requests before the long frame must not wait for it.
             self._hold_up()
 
     def check_frame(self, now: float, longest: float, crowded: float, rate: float) -> None:
-        """Give up a peer that does not go on with a frame: see `ArrivingFrame.check`."""
+        """Close a connection whose frame is too slow: see `ArrivingFrame.check`."""
         if self.is_open:
             self._arriving.check(now, longest, crowded, rate)
 
@@ -422,7 +422,7 @@ class Connection(asyncio.Protocol):
             self._fail(f"it sent a frame that is no command: {bad}", abort=False)
 
     def _sent_away(self, request: Command) -> bool:
-        """Tell a peer that understands it to go elsewhere; others are served to the end."""
+        """Send GO_AWAY to a peer that understands it; others are served to the end."""
         if request.version <= Gate.BEFORE_GO_AWAY:
             return False
         if not request.flag & _ONE_WAY:
@@ -441,7 +441,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
-        """Go on with what was read already, then read again."""
+        """Process the backlog, then read again."""
         self._resume_is_due = False
         if not self._may_go_on:
             return
@@ -469,36 +469,36 @@ class Connection(asyncio.Protocol):
             self._left_open < settings.open_requests and self._left_open_bytes < settings.open_bytes
         )
 
-    # Life
+    # Life cycle
 
     @property
     def open_requests(self) -> int:
-        """Requests of the peer that were left open to be answered later."""
+        """Open requests of the peer, to be answered later."""
         return max(0, self._left_open)
 
     @property
     def unwritten(self) -> int:
-        """Bytes that were sent and that the peer has not taken yet."""
+        """Bytes that were sent and that the peer has not read yet."""
         return 0 if self.remote is NOWHERE else self._out.unwritten
 
     @property
     def is_slow(self) -> bool:
-        """Whether the peer leaves so much unread that nothing more should be sent for now."""
+        """Whether so much is unwritten that nothing more should be sent for now."""
         return self._is_slow and self.is_open
 
     def when_quick(self, callback: Callable[[Connection], None]) -> None:
-        """Have `callback` called once when the peer is no longer slow; never if it is gone."""
+        """Call `callback` once when the peer is no longer slow; never if it is gone."""
         self._on_quick.append(callback)
 
     def on_close(self, callback: Callable[[Connection], None]) -> None:
-        """Have `callback` called when the connection has ended, or now if it has."""
+        """Call `callback` when the connection has ended, or now if it has."""
         if self._closed.done():
             callback(self)
         else:
             self._on_close.append(callback)
 
     def finish(self, reason: str = "finished") -> None:
-        """Answer what is open, begin nothing new with peers that can go elsewhere, then close."""
+        """Answer open requests, accept no new ones from peers that can reconnect, then close."""
         if not self.is_open:
             return
         self._is_finishing = True
@@ -507,7 +507,7 @@ class Connection(asyncio.Protocol):
             self.close(reason)
 
     def close(self, reason: str | None = None) -> None:
-        """Write what was sent, then close; a peer that does not read delays that: see `abort`."""
+        """Write what was sent, then close. A peer that does not read delays that: see `abort`."""
         if not self.is_open:
             return
         self.flush()
@@ -515,7 +515,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def abort(self, reason: str = "aborted here") -> None:
-        """Close now; what was not written is lost."""
+        """Close now; unwritten bytes are lost."""
         if self._closed.done() or self.remote is NOWHERE:
             return
         self._end(reason)
@@ -532,14 +532,14 @@ class Connection(asyncio.Protocol):
         await asyncio.shield(self._closed)
 
     def _give_up(self, broken: FrameError) -> None:
-        """The stream has no next frame."""
+        """The stream cannot be cut into frames any more."""
         problem = f"it sent bytes that are no frame: {broken}"
-        # A wrong protocol is logged even if the host has had another fault before.
+        # A wrong protocol is logged even if the host had another fault before.
         kind = str(broken) if isinstance(broken, OtherProtocol) else ""
         self._fail(problem, abort=False, kind=kind)
 
     def _fail(self, problem: str, *, abort: bool = True, kind: str = "") -> None:
-        """The peer did something that ends the connection; each `kind` of that is logged once."""
+        """The peer caused the end of the connection; each `kind` is logged once."""
         if not self.is_open:
             return
         if count := self._faults.note(f"{self.remote.host} {kind}"):
@@ -558,7 +558,7 @@ class Connection(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)
         settings = self._settings
         if hasattr(transport, "max_size"):
-            # asyncio's selector transport; uvloop has a buffer of its own.
+            # asyncio's selector transport; uvloop has its own buffer.
             transport.max_size = settings.read_size
         transport.set_write_buffer_limits(high=settings.slow_bytes, low=settings.resume_bytes)
         self._transport = transport
@@ -599,7 +599,7 @@ class Connection(asyncio.Protocol):
         self.was_ended_here = not self.is_open
         self._end(self.reason if exc is None else str(exc) or type(exc).__name__)
         self._out.clear()
-        # Objects that keep the connection must not keep half a frame with it.
+        # References to the connection must not keep half a frame alive.
         self._reader.abandon()
         self._left_open = 0
         self._arriving.leave()
@@ -613,12 +613,12 @@ class Connection(asyncio.Protocol):
         self._on_quick.clear()
 
 
-#: Gets the answer, or why there is none. Called once, on the loop.
+#: Called with the answer or the error. Once, on the loop.
 Outcome: TypeAlias = Callable[[Command | RemotingError], None]
-#: Gets the seconds for which an answer was waited for in vain; on the loop.
+#: Called with the seconds after which an answer was late; on the loop.
 Late: TypeAlias = Callable[[float], None]
 
-#: Below this many entries a heap is not worth cleaning.
+#: Below this many entries the heap is not cleaned.
 _SMALL_HEAP = 256
 
 
@@ -629,11 +629,11 @@ class _Waiting(msgspec.Struct, frozen=True, eq=False):
 
 
 class PendingRequests:
-    """The requests of one connection that are not answered, each with a deadline.
+    """The unanswered requests of one connection, each with a deadline.
 
-    Each leaves in exactly one way: answered, late, given up by its sender, or lost with the
+    Each leaves in exactly one way: answered, late, dropped by its sender, or lost with the
     connection. One timer is set for the earliest deadline. Deadlines of answered requests stay in
-    the heap until they make up most of it, so that an answer costs one lookup.
+    the heap until they are most of it, so that an answer costs one lookup.
     """
 
     __slots__ = (
@@ -667,7 +667,7 @@ class PendingRequests:
         return len(self._waiting)
 
     def check_room(self) -> int:
-        """How many wait. Raises `TooManyRequests` when there is no room for another one."""
+        """The number of waiting requests. Raises `TooManyRequests` at the limit."""
         count = len(self._waiting)
         if count >= self._limit:
             raise TooManyRequests(self._remote, self._limit)
@@ -684,7 +684,7 @@ class PendingRequests:
             self._forget_answered()
 
     def answer(self, answer: Command) -> bool:
-        """Deliver an answer; False when its request is not known, or not any more."""
+        """Deliver an answer; False when its request is unknown or was dropped."""
         waiting = self._waiting.pop(answer.opaque, None)
         if waiting is None:
             return False
@@ -699,14 +699,14 @@ class PendingRequests:
         self._waiting.pop(opaque, None)
 
     def fail_all(self, reason: str) -> None:
-        """The connection ended: nothing will be answered."""
+        """The connection ended: all requests fail."""
         waiting, self._waiting = self._waiting, {}
         self._deadlines.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for each in waiting.values():
-            # Each in a step of its own: one that fails must not keep the others waiting.
+            # Each in its own step: a callback that fails must not block the others.
             self._loop.call_soon(each.outcome, ConnectionLost(self._remote, reason))
 
     def _set_timer(self) -> None:
@@ -738,7 +738,7 @@ class PendingRequests:
 
 
 def _tell(waiting: _Waiting, outcome: Command | RemotingError) -> None:
-    """Hand the outcome over; a callback that fails must not take the rest of the turn with it."""
+    """Call back with the outcome; a callback that fails must not end the turn."""
     try:
         waiting.outcome(outcome)
     except Exception:
@@ -746,7 +746,7 @@ def _tell(waiting: _Waiting, outcome: Command | RemotingError) -> None:
 
 
 def settling(answered: asyncio.Future[Command]) -> Outcome:
-    """Brings what becomes of a request into a future."""
+    """Sets the outcome of a request in a future."""
 
     def settle(outcome: Command | RemotingError) -> None:
         if answered.done():
@@ -762,12 +762,12 @@ def settling(answered: asyncio.Future[Command]) -> Outcome:
 #: An answer: a command, or the pieces of an encoded one.
 Answer: TypeAlias = Command | Sequence[Bytes]
 
-#: Changes a request of ours before it is sent: signs it, for instance.
+#: Changes one of our requests before it is sent, for example signs it.
 Prepare: TypeAlias = Callable[[Command], Command]
 
 
 class Owner(Protocol):
-    """What serves the requests of connections. Called on the loop; must not block."""
+    """Serves the requests of connections. Called on the loop; must not block."""
 
     def connection_opened(self, connection: Connection) -> None: ...
 
@@ -778,7 +778,7 @@ class Owner(Protocol):
     def connection_closed(self, connection: Connection) -> None: ...
 
 
-#: Bytes of an unfinished frame that every connection may keep: nearly every frame is smaller.
+#: Bytes of an unfinished frame that every connection may keep: most frames are smaller.
 FREE_BYTES = 64 * 1024
 
 
@@ -786,37 +786,37 @@ FREE_BYTES = 64 * 1024
 # of a whole turn. Large bodies are not: joining a 300 KiB body to its head would map, fill and
 # unmap that much memory once more than writing it from its place.
 
-#: Pieces below this are joined with their neighbours; copying them costs less than another vector.
+#: Smaller pieces are joined with their neighbours; copying them costs less than another vector.
 JOIN_BELOW = 16 * 1024
 
 
 class Outgoing:
-    """Pieces of frames in the order in which they will be written."""
+    """Pieces of frames in the order in which they are written."""
 
     __slots__ = ("_pieces", "_transport", "_writes_each", "size")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._pieces: list[Bytes] = []
-        # asyncio's selector transport, which alone has this attribute, is given single pieces: its
-        # `writelines` joins all of them before Python 3.12, and in many releases from there on it
-        # does not tell that a peer is slow (CVE-2024-12254), or never ends at an empty piece.
+        # asyncio's selector transport, which alone has this attribute, gets single pieces: its
+        # `writelines` joins all of them before Python 3.12, and in many later releases it does not
+        # report that a peer is slow (CVE-2024-12254), or never ends at an empty piece.
         self._writes_each = hasattr(transport, "max_size")
-        #: Bytes that wait here; those that the transport holds come on top.
+        #: Bytes that wait here, without those that the transport holds.
         self.size = 0
 
     @property
     def unwritten(self) -> int:
-        """Bytes that the peer's side has not taken yet."""
+        """Bytes that the peer has not accepted yet."""
         return self.size + self._transport.get_write_buffer_size()
 
     def add(self, pieces: Sequence[Bytes]) -> None:
-        """Take the pieces of a frame; their buffers must not change until they are written."""
+        """Add the pieces of a frame; their buffers must not change until they are written."""
         self._pieces += pieces
         self.size += sum(map(len, pieces))
 
     def flush(self) -> int:
-        """Write what waits; return how many bytes that was."""
+        """Write all pieces; returns the number of bytes."""
         size, self.size = self.size, 0
         pieces, self._pieces = self._pieces, []
         if not size:
@@ -839,13 +839,13 @@ class Outgoing:
             return
         for piece in pieces:
             if self._transport.is_closing():
-                # A write before this one failed; asyncio would warn about every further one.
+                # An earlier write failed; asyncio would warn about every further one.
                 return
             self._transport.write(piece)
 
 
 def gathered(pieces: Iterable[Bytes]) -> list[Bytes]:
-    """The same bytes with neighbouring small pieces joined and large ones untouched."""
+    """The same bytes, with neighbouring small pieces joined and large ones untouched."""
     out: list[Bytes] = []
     small: list[Bytes] = []
     for piece in pieces:
@@ -864,20 +864,20 @@ def gathered(pieces: Iterable[Bytes]) -> list[Bytes]:
 def call_on_loop(
     loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object
 ) -> None:
-    """Have the loop call it soon; nothing happens when the loop is closed already."""
+    """Call it on the loop soon; does nothing when the loop is closed."""
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:
         if not loop.is_closed():
-            raise  # not of the loop: what interrupts a thread can have any type
+            raise  # not of the loop: an interrupted thread can raise any type
 
 
 class ArrivingFrame:
-    """The frame of which a connection has received a part: its progress and its memory.
+    """The frame that a connection has partly received: its progress and its memory.
 
-    A peer has to go on with what it has begun, by at least `rate` bytes a second over any `longest`
-    seconds: a long frame may take its time on a slow line, a short one that drips may not. Time in
-    which we do not read does not count.
+    A peer has to continue a frame with at least `rate` bytes per second over any `longest` seconds.
+    A long frame may take its time on a slow line; a short one that drips may not. Time during which
+    reading is paused does not count.
     """
 
     __slots__ = (
@@ -904,7 +904,7 @@ class ArrivingFrame:
         go_on: Callable[[], None],
         give_up: Callable[[str], None],
     ) -> None:
-        """`go_on` is called when the connection may be read from again, `give_up` when it is to be
+        """`go_on` is called when the connection may be read from again, `give_up` when it has to be
         closed; without `memory` there is no bound."""
         self._reader = reader
         self._memory = memory
@@ -913,24 +913,24 @@ class ArrivingFrame:
         self._go_on = go_on
         self._give_up = give_up
         self._has_memory = False
-        #: When it began, or was last seen to go on well; None: there is none.
+        #: When it began, or last made enough progress; None: there is no such frame.
         self.began: float | None = None
-        #: What was received of it by then.
+        #: The bytes received of it by then.
         self._received = 0
-        #: Since when nothing is read; None: it is.
+        #: Since when reading is paused; None: it is not.
         self._held_up_at: float | None = None
-        #: Whether the rest is not to be read yet.
+        #: Whether the rest must not be read yet.
         self.must_wait = False
 
     def note(self, now: float, *, is_another: bool) -> None:
-        """Something was read; `is_another`: it completed the frame of before."""
+        """Bytes were read; `is_another`: they completed the frame before."""
         reader = self._reader
         unfinished = reader.unfinished
         if is_another or self.began is None:
             self.began = now if unfinished else None
             self._received = 0
             if self._held_up_at is not None:
-                # It was on its way already when the reading was stopped.
+                # Received before reading was paused.
                 self._held_up_at = now
             if self._has_memory or self.must_wait:
                 self.leave()
@@ -941,18 +941,18 @@ class ArrivingFrame:
             self.must_wait = not self._has_memory
 
     def leave(self) -> None:
-        """It is complete, or its connection is gone."""
+        """The frame is complete, or its connection has ended."""
         if self._memory is not None and (self._has_memory or self.must_wait):
             self._has_memory = self.must_wait = False
             self._memory.leave(self)
 
     def held_up(self) -> None:
-        """The connection is not read from: the peer's time stands still. Idempotent."""
+        """Reading is paused: time does not count for the peer. Idempotent."""
         if self._held_up_at is None:
             self._held_up_at = self._monotonic()
 
     def read_again(self) -> None:
-        """The peer's time goes on."""
+        """Reading continues: time counts for the peer again."""
         if self._held_up_at is None:
             return
         if self.began is not None:
@@ -960,13 +960,13 @@ class ArrivingFrame:
         self._held_up_at = None
 
     def memory_given(self) -> None:
-        """There is memory for it: read on."""
+        """Memory was reserved: read on."""
         self._has_memory, self.must_wait = True, False
         self._go_on()
 
     def check(self, now: float, longest: float, crowded: float, rate: float) -> None:
-        """Give up a peer that was slower than `rate` for `longest`, or for `crowded` seconds while
-        it keeps memory that others wait for."""
+        """Close a peer that was slower than `rate` for `longest`, or for `crowded` seconds while
+        it uses memory that others wait for."""
         if self.began is None or self._held_up_at is not None:
             return
         memory = self._memory
@@ -993,30 +993,30 @@ class ArrivingFrame:
 
 
 class FrameMemory:
-    """Bounds the long frames of all connections of a process that have begun to arrive.
+    """Bounds the partly received long frames of all connections of a process.
 
-    The whole announced length is reserved, so that what was begun can be completed. A host gets at
-    most half, or a single frame. A connection for whose frame there is no room is not read from;
-    what becomes free goes to those that wait, in their order.
+    The whole announced length is reserved, so that a frame that was begun can be completed. A host
+    gets at most half, or a single frame. A connection without memory for its frame is not read
+    from; free memory goes to the waiting ones in their order.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        #: Bytes that are reserved, altogether, for each frame and for each host.
+        #: Reserved bytes: in total, per frame and per host.
         self.used = 0
         self._reserved: dict[ArrivingFrame, int] = {}
         self._hosts: Counter[str] = Counter()
-        #: The lengths of those that wait, in their order.
+        #: The lengths of waiting frames, in their order.
         self._waiting: dict[ArrivingFrame, int] = {}
-        #: Frames that had to wait, that were given up because others waited, and that were given
-        #: up because they did not go on, since the start.
+        #: Since the start: frames that had to wait, that were evicted because others waited, and
+        #: that were too slow.
         self.waited = 0
         self.evicted = 0
         self.too_slow = 0
 
     @property
     def waiting(self) -> int:
-        """Connections that are not read from for lack of room."""
+        """Connections that are not read from for lack of memory."""
         return len(self._waiting)
 
     def enter(self, frame: ArrivingFrame, size: int) -> bool:
@@ -1029,7 +1029,7 @@ class FrameMemory:
         return False
 
     def leave(self, frame: ArrivingFrame) -> None:
-        """The frame is complete, or its connection is gone."""
+        """The frame is complete, or its connection has ended."""
         self._waiting.pop(frame, None)
         size = self._reserved.pop(frame, 0)
         self.used -= size
@@ -1040,9 +1040,9 @@ class FrameMemory:
             self._share_out()
 
     def _share_out(self, comer: ArrivingFrame | None = None) -> None:
-        """Give what is free to those that wait, in their order, except where a host has its part.
+        """Give free memory to the waiting frames in their order, unless their host has its share.
 
-        A long frame is not overtaken by shorter ones, or it would never find room.
+        Shorter frames do not overtake a long one, which might otherwise never get memory.
         """
         for frame, size in list(self._waiting.items()):
             host = frame.remote.host

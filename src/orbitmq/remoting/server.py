@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which peers that come before the start are kept waiting; clients wait for 3 s.
+#: Seconds for which peers that connect before the start have to wait; clients wait for 3 s.
 _PATIENCE = 2.0
 #: How long aborted sockets may take to be reported as closed.
 _ABORT_DEADLINE = 5.0
@@ -44,7 +44,7 @@ class Server:
         clock: Clock | None = None,
         capacity: Capacity | None = None,
     ) -> None:
-        """`capacity` is what all servers that are given the same one may take together."""
+        """`capacity` is the limit of all servers that share it."""
         self._owner = owner
         self._settings = settings or ServerSettings()
         self._clock = clock or SystemClock()
@@ -52,13 +52,13 @@ class Server:
         self._address: Address | None = None
         self._listener: Listener | None = None
         self._is_open = False
-        #: Peers that came before the start, and when each is closed.
+        #: Peers that connected before the start, and when each is closed.
         self._early: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tls: ssl.SSLContext | None = None
         self._mode = TlsMode.DISABLED
-        #: Tasks that still find out what a new connection speaks.
+        #: Tasks that detect the protocol of a new connection.
         self._greeting: set[asyncio.Task[None]] = set()
-        #: Each with the socket that it was made of.
+        #: Each connection with its accepted socket.
         self._connections: dict[Connection, socket.socket] = {}
         self._all_closed = asyncio.Event()
         self._refused = LogEveryNth()
@@ -73,7 +73,7 @@ class Server:
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the real port; as configured before the start."""
+        """The address with the real port; before the start as configured."""
         return self._address or self._settings.address
 
     @property
@@ -81,10 +81,10 @@ class Server:
         return frozenset(self._connections)
 
     async def listen(self) -> None:
-        """Take the address before the start. Raises as `start` does.
+        """Listen before the start. Raises as `start` does.
 
-        Peers that connect are served if the start follows soon, and closed otherwise, so that they
-        go elsewhere and nothing is done later that they have given up.
+        Peers that connect are served if the start follows soon, and closed otherwise: they then use
+        another broker, and no request is served after its peer has abandoned it.
         """
         settings = self._settings
         if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
@@ -95,7 +95,7 @@ class Server:
         log.info("listening", extra={"address": str(self._address), "tls": self._mode.value})
 
     async def start(self) -> None:
-        """Serve, at the address that was taken if one was.
+        """Serve, on the bound address if there is one.
 
         Raises `ListenFailed`, or `SettingError` for a bad certificate.
         """
@@ -108,7 +108,7 @@ class Server:
         self._early.clear()
 
     async def stop(self, grace: float | None = None) -> None:
-        """Accept no connection, answer what is open within `grace` seconds, close."""
+        """Accept no connection, answer open requests within `grace` seconds, close."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -166,12 +166,12 @@ class Server:
     def _greeted(self, done: asyncio.Task[None], accepted: socket.socket) -> None:
         self._greeting.discard(done)
         if done.cancelled():
-            # Possibly before its first step, so that the task itself could not.
+            # Possibly before its first step, where the task itself cannot close the socket.
             accepted.close()
             self.capacity.leave(accepted)
 
     async def _greet(self, accepted: socket.socket) -> None:
-        """Make a connection of an accepted socket, once it is known what the peer speaks."""
+        """Create the connection of an accepted socket after detecting the protocol."""
         try:
             async with asyncio.timeout(self._settings.first_byte):
                 is_tls = await speaks_tls(accepted)
@@ -240,9 +240,9 @@ class Server:
 
 
 def _bound_silence(accepted: socket.socket, seconds: float) -> None:
-    """Have the system end a connection whose peer acknowledges nothing that we write.
+    """Have the system close a connection whose peer acknowledges nothing that we write.
 
-    A peer that we write to is not idle, though it may have vanished; the system alone would try for
+    Such a connection is not idle, but the peer may have vanished; by default the system tries for
     a quarter of an hour.
     """
     option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
@@ -252,7 +252,7 @@ def _bound_silence(accepted: socket.socket, seconds: float) -> None:
 
 
 def _peer(accepted: socket.socket) -> Address:
-    """Where a socket leads; nowhere if the peer has left already."""
+    """The address of a socket's peer; a placeholder if the peer has left already."""
     try:
         return socket_address(accepted.getpeername())
     except OSError:
@@ -262,24 +262,24 @@ def _peer(accepted: socket.socket) -> Address:
 if sys.platform != "win32":
     import resource
 
-#: Connections taken in one step of the loop.
+#: Connections accepted in one step of the loop.
 _AT_ONCE = 64
 
-#: No more handles or memory: what is open goes on, new connections wait in the backlog.
+#: No more handles or memory: open connections continue, new ones wait in the backlog.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-#: Handles that connections do not get: peers can go on only as long as there are some for
-#: new files of the log, for queues and for what is saved. Fewer where there are few: one in eight.
+#: Handles reserved for files: peers need new files of the log, of queues and of saved tables. One
+#: in eight where there are few handles.
 _LEFT_TO_FILES = 32
 _SHARE = 8
 
-#: The first protocol that a greeting in TLS names, and where it does so.
+#: The first protocol in the ALPN list of a TLS greeting, and its place.
 _HTTP2 = b"\x02h2"
 _GREETING = 4096
 
 
 class Listener:
-    """A listening socket that hands out accepted ones."""
+    """A listening socket that delivers accepted ones."""
 
     def __init__(self, arrived: Callable[[socket.socket], None], *, pause: float) -> None:
         self._arrived = arrived
@@ -298,7 +298,7 @@ class Listener:
                 type=socket.SOCK_STREAM,
                 flags=socket.AI_PASSIVE,
             )
-            # A name like localhost has both kinds; most peers of RocketMQ know only the old one.
+            # A name like localhost has both families; most peers of RocketMQ know only IPv4.
             family, _, _, _, name = min(found, key=lambda entry: entry[0] != socket.AF_INET)
             listening = socket.socket(family, socket.SOCK_STREAM)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -314,7 +314,7 @@ class Listener:
         return Address(address.host, int(listening.getsockname()[1]))
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -338,8 +338,8 @@ class Listener:
                 self._wait_for_handles(self._socket, error)
                 return
             accepted.setblocking(False)
-            # asyncio does this by itself only for sockets whose protocol number it knows. Some
-            # systems refuse it for a peer that has left already.
+            # asyncio does this only for sockets whose protocol number it knows. Some systems refuse
+            # it for a peer that has left already.
             with contextlib.suppress(OSError):
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._arrived(accepted)
@@ -356,13 +356,13 @@ class Listener:
 
 
 def _leave_some_to_files(listening: socket.socket) -> None:
-    """Raise an OSError, as if there were no handles, when only those of files are left."""
+    """Raise an OSError, as without handles, when only those reserved for files are left."""
     if sys.platform == "win32":
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return
-    # The next handle is the lowest number that is free.
+    # The next handle is the lowest free number.
     lowest = os.dup(listening.fileno())
     os.close(lowest)
     if lowest >= limit - min(_LEFT_TO_FILES, limit // _SHARE):
@@ -370,7 +370,7 @@ def _leave_some_to_files(listening: socket.socket) -> None:
 
 
 async def speaks_tls(accepted: socket.socket) -> bool | None:
-    """Whether the peer begins with a TLS handshake; None when it went away. Takes no bytes."""
+    """Whether the peer begins with a TLS handshake; None when it left. Consumes no bytes."""
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
 
@@ -390,12 +390,12 @@ async def speaks_tls(accepted: socket.socket) -> bool | None:
 
 
 def asks_for_http2(accepted: socket.socket) -> bool:
-    """Whether a peer that speaks TLS says that it wants HTTP/2 (ALPN), as gRPC clients do."""
+    """Whether a TLS peer requests HTTP/2 (ALPN), as gRPC clients do."""
     return _HTTP2 in (_peek(accepted, _GREETING) or b"")
 
 
 def _peek(accepted: socket.socket, size: int = 1) -> bytes | None:
-    """The first bytes, b"" when the peer is gone, None when nothing has come yet."""
+    """The first bytes; b"" when the peer has left, None when nothing has arrived yet."""
     with contextlib.suppress(BlockingIOError, InterruptedError):
         try:
             return accepted.recv(size, socket.MSG_PEEK)
@@ -405,10 +405,10 @@ def _peek(accepted: socket.socket, size: int = 1) -> bytes | None:
 
 
 class Capacity:
-    """Limits what all connections of a process take together: their number and long frames.
+    """Limits the connections and the long frames of a process.
 
-    Servers that share one have one limit of connections. A host may have a part of them only, so
-    that one machine cannot lock out all others.
+    Servers that share one share the limit of connections. One host may only have a part of them, so
+    that it cannot lock out all others.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -417,17 +417,17 @@ class Capacity:
         self._guests: dict[Hashable, str] = {}
         self._hosts: Counter[str] = Counter()
         self.frames = FrameMemory(settings.unfinished_bytes)
-        #: Connections that were not let in, or that came to nothing: for lack of room, or because
-        #: they spoke another way than is wanted here, or not at all.
+        #: Rejected or failed connections: at the limit, with the wrong protocol, or without any
+        #: bytes.
         self.refused = 0
 
     @property
     def connections(self) -> int:
-        """How many are in."""
+        """The number of admitted connections."""
         return len(self._guests)
 
     def enter(self, guest: Hashable, host: str) -> str | None:
-        """Admit a connection, which has to `leave` later; or the reason against it."""
+        """Admit a connection, which has to `leave` later; returns the reason if it is refused."""
         if len(self._guests) >= self._most:
             return f"{self._most} connections are open already (server.connections)"
         if self._hosts.get(host, 0) >= self._most_of_a_host:
@@ -450,8 +450,8 @@ class Capacity:
 
 
 class IdleSweep:
-    """Closes connections on which nothing was read or written for `idle` seconds, or on which
-    a frame that has begun does not go on as `frames` demands."""
+    """Closes connections without a read or write for `idle` seconds, or with an unfinished frame
+    that is slower than `frames` demands."""
 
     def __init__(
         self,
@@ -471,7 +471,7 @@ class IdleSweep:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look after one interval, and again as long as there are connections. Idempotent."""
+        """Check after each interval while there are connections. Idempotent."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._interval, self._again)
@@ -482,11 +482,11 @@ class IdleSweep:
             self._timer = None
 
     def sweep(self) -> None:
-        """Look once."""
+        """Check once."""
         now = self._clock.monotonic()
         since = now - self._idle
         frames = self._frames
-        # After a time in which the whole process stood still no peer is to blame.
+        # If the whole process was suspended, no peer is to blame.
         is_late = now - self._swept_at > 2 * self._interval
         self._swept_at = now
         for connection in tuple(self._connections()):
@@ -496,7 +496,7 @@ class IdleSweep:
             if connection.last_active > since:
                 continue
             if connection.unwritten or not connection.is_open:
-                # An orderly close would wait, or waits, for a peer that has stopped reading.
+                # A graceful close would wait for a peer that has stopped reading.
                 connection.abort(f"nothing was read by it for {self._idle:g} s")
             else:
                 connection.close(f"idle for {self._idle:g} s")
