@@ -10,10 +10,10 @@ class Clock(Protocol):
     """Tells the time."""
 
     def now(self) -> float:
-        """Seconds since the epoch, as other machines would say it; may be set back."""
+        """Seconds since the epoch, comparable between machines; may be set back."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point; never goes back."""
+        """Seconds since a fixed point; never goes back."""
 
 
 class SystemClock:
@@ -26,15 +26,15 @@ class SystemClock:
 
 
 def milliseconds(seconds: float) -> int:
-    """A time in whole milliseconds, without the part of one: how stores and messages say it.
+    """A time in whole milliseconds, rounded down, as stores and messages hold it.
 
-    A later time is never a smaller number, so what was stored at a time or later is found by the
-    number of that time. A microsecond is the least that counts: a float of seconds is not exact to
-    the millisecond that it was made of.
+    A later time never gives a smaller number, so a search for the number of a time finds everything
+    stored at that time or later. Less than a microsecond does not count: a float of seconds does
+    not hold its milliseconds exactly.
     """
     return round(seconds * 1_000_000) // 1000
 
 
 def milliseconds_up(seconds: float) -> int:
-    """The same with the part of one taken for a whole: for what must not happen too early."""
+    """The same, rounded up: for deadlines that must not be too early."""
     return -(-round(seconds * 1_000_000) // 1000)

@@ -1,14 +1,14 @@
-"""Message ids: where a record lies, and which message it is.
+"""Message ids: the place of a record, and the identity of a message.
 
-The *offset id* is the broker's: store host and commit-log offset, enough to fetch the record. A
-message that is retried gets another one with every copy. The *unique id* is the producer's: it is
-made before sending, travels in the property UNIQ_KEY and stays the same through every retry.
+The broker's *offset id* has the store host and the commit-log offset, which are enough to fetch the
+record. Each retry of a message has another one. The producer's *unique id* is created before the
+send, travels in the property UNIQ_KEY and stays the same through all retries.
 
     offset id   address(4 or 16) port(4) offset(8)
     unique id   address(4 or 16) pid(2) process(4) milliseconds since the month began(4) counter(2)
 
 Both are upper-case hexadecimal, 32 characters with an IPv4 address and 56 with an IPv6 one. Peers
-treat unique ids as opaque, except that tools read the time out of them.
+treat unique ids as opaque, except that tools read the time in them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _ID_SIZES: Final = (16, 28)
-#: A clock that was set back by less than this writes 0 as its time instead of a negative one.
+#: A clock that was set back by less than this gives 0 as the time instead of a negative number.
 _SMALL_STEP_BACK: Final = 1000.0
 
 
@@ -57,7 +57,7 @@ def encode_offset_id(store_host: bytes, offset: int) -> str:
 
 
 def decode_offset_id(text: str) -> OffsetId:
-    """The place that an offset id names."""
+    """The place in an offset id."""
     raw = _id_bytes(text)
     address, port = unpack_host(raw[:-8])
     offset = int.from_bytes(raw[-8:], "big", signed=True)
@@ -68,19 +68,19 @@ def decode_offset_id(text: str) -> OffsetId:
 
 # ---- unique ids
 
-#: What 65536 ids of a process have in common, if they are made within a month: the process id and
-#: the drawn number of the process, the upper bits of the counter, the text of the fields before the
-#: time, and the bounds of the month.
+#: The common parts of 65536 ids of a process within a month: the process id and the random number
+#: of the process, the upper bits of the counter, the text of the fields before the time, and the
+#: bounds of the month.
 _Beginning: TypeAlias = tuple[int, int, int, str, float, float]
 
 
 class UniqueIds:
-    """Makes unique ids; one instance may be called from any thread, and goes on after a fork.
+    """Creates unique ids. Any thread may call it, also after a fork.
 
-    No two ids of a process are equal even if its clock stands still: the counter is 48 bits wide.
-    Its low 16 bits are the counter field, the rest is added to the process field, which starts at
-    a random number. There is no lock that a fork could leave behind locked: every step is one
-    atomic operation, and work done twice by two threads does no harm.
+    The ids of a process are unique even if its clock stands still: the counter has 48 bits. Its low
+    16 bits are the counter field; the rest is added to the process field, which starts at a random
+    number. There is no lock, which a fork could leave locked: every step is atomic, and repeated
+    work of two threads does no harm.
     """
 
     __slots__ = ("_address", "_beginning", "_now", "_numbers", "_process_id", "_timezone")
@@ -127,25 +127,25 @@ class UniqueIds:
 
 @dataclass(frozen=True, slots=True)
 class UniqueId:
-    """The parts of a unique id that was made in Java's way."""
+    """The parts of a unique id in Java's format."""
 
     address: str
     pid: int
     process_number: int
-    #: Since the first day of a month that the id does not name.
+    #: Since the first day of a month, which the id does not name.
     milliseconds: int
     counter: int
 
 
 def decode_unique_id(text: str) -> UniqueId:
-    """The parts of a unique id; ids made in another way give parts without a meaning."""
+    """The parts of a unique id; for ids in another format they have no meaning."""
     raw = _id_bytes(text)
     address = str(ipaddress.ip_address(raw[:-12]))
     return UniqueId(address, *struct.unpack(">HIIH", raw[-12:]))
 
 
 def month_bounds(now: float, timezone: tzinfo | None = None) -> tuple[float, float]:
-    """The instants at which the month of `now` and the next one begin; local time by default."""
+    """The starts of the month of `now` and of the next month; local time by default."""
     here = datetime.fromtimestamp(now, UTC).astimezone(timezone)
     first = here.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
     following = (first + timedelta(days=32)).replace(day=1)
@@ -153,7 +153,7 @@ def month_bounds(now: float, timezone: tzinfo | None = None) -> tuple[float, flo
 
 
 def _instant(local: datetime, timezone: tzinfo | None) -> float:
-    # The offset from UTC on that day, which is not always the one of today.
+    # The UTC offset of that day, which may differ from today's.
     return local.replace(tzinfo=timezone).timestamp() if timezone else local.timestamp()
 
 
@@ -162,7 +162,7 @@ def _id_bytes(text: str) -> bytes:
         raw = bytes.fromhex(text)
     except ValueError:
         raw = b""
-    # fromhex skips blanks, so the length of the text counts as well.
+    # fromhex skips blanks, so the length of the text is checked as well.
     if len(raw) not in _ID_SIZES or len(text) != 2 * len(raw):
         raise MessageIdInvalid(text, "a message id: 32 or 56 hexadecimal digits")
     return raw

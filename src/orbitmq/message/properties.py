@@ -1,15 +1,15 @@
 """Properties of a message: one string `name \x01 value \x02 name \x01 value \x02 ...`.
 
-How every reader must take it apart, so that all peers see the same properties:
+Every reader must parse it in the same way, so that all peers see the same properties:
 
 * `\x02` ends an item; after the last item it may be missing.
 * The first `\x01` of an item ends the name; a value may contain further ones, never a `\x02`.
 * An item without a name, without a value or without `\x01` does not count.
 * Of items with the same name the last one counts.
 
-Brokers handle the string as it is, because taking it apart and joining it again costs more than
-all the rest of a send: they find, append and remove single properties in it. These functions work
-alike on the text of a request header and on the bytes of a record.
+Brokers use the string as it is, because parsing and joining it again costs more than the rest of a
+send: they find, append and remove single properties in it. These functions work on the text of a
+request header and on the bytes of a record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ITEM_END: Final = "\x02"
 
 _NAME_END_BYTE: Final = b"\x01"
 _ITEM_END_BYTE: Final = b"\x02"
-#: What stands in a text for bytes that were none.
+#: Replaces bytes that are not UTF-8.
 _REPLACEMENT: Final = "\ufffd"
 
 
@@ -36,7 +36,7 @@ _REPLACEMENT: Final = "\ufffd"
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """The stored bytes; entries without a value are left out, as no reader would see them."""
+    """The stored bytes; entries without a value are left out, as every reader ignores them."""
     text = "".join([_item(name, value) for name, value in properties.items() if value])
     encoded = _utf8(text)
     check_properties_size(encoded)
@@ -56,7 +56,7 @@ def decode_properties(raw: bytes | str) -> dict[str, str]:
 
 
 def check_properties_size(raw: bytes) -> None:
-    """Refuse more bytes than the 16-bit length of a record can count."""
+    """Refuse more bytes than the 16-bit length in a record allows."""
     if len(raw) > MAX_PROPERTIES:
         text = f"the properties take {len(raw)} bytes; a message can hold {MAX_PROPERTIES}"
         raise PropertiesRefused(text)
@@ -66,10 +66,10 @@ def check_properties_size(raw: bytes) -> None:
 
 
 def property_value(raw: AnyStr, name: str) -> str | None:
-    """The value of `name` as `decode_properties` would give it, without taking `raw` apart."""
+    """The value of `name` as `decode_properties` would return it, without parsing all of `raw`."""
     if isinstance(raw, bytes):
         if _REPLACEMENT in name:
-            # Several runs of bytes are read as this name, so they must be read to be found.
+            # Several byte sequences decode to this name, so all items must be decoded.
             return property_value(raw.decode("utf-8", "replace"), name)
         first, later = _needles(name)
         found = _last_value(raw, first, later, _ITEM_END_BYTE)
@@ -78,13 +78,13 @@ def property_value(raw: AnyStr, name: str) -> str | None:
         first_text, later_text = _needle_texts(name)
         value = _last_value(raw, first_text, later_text, ITEM_END)
     if value == "":
-        # An item with an empty value does not count, so one before it may: this is rare.
+        # An item with an empty value does not count, so an earlier one may. This is rare.
         return decode_properties(raw).get(name)
     return value
 
 
 def append_property(raw: AnyStr, name: str, value: str) -> AnyStr:
-    """`raw` with one more property at its end, where it wins over an earlier one."""
+    """`raw` with one more property at the end, which overrides an earlier one."""
     item = _item(name, value)
     if isinstance(raw, bytes):
         gap = b"" if not raw or raw.endswith(_ITEM_END_BYTE) else _ITEM_END_BYTE
@@ -94,7 +94,7 @@ def append_property(raw: AnyStr, name: str, value: str) -> AnyStr:
 
 
 def remove_properties(raw: AnyStr, names: Collection[str]) -> AnyStr:
-    """`raw` without the properties of these names; the other items stay as they are."""
+    """`raw` without the properties of these names."""
     if isinstance(raw, bytes):
         needles = tuple([_name_bytes(name) for name in names])
         items = raw.split(_ITEM_END_BYTE)
@@ -112,7 +112,7 @@ def remove_properties(raw: AnyStr, names: Collection[str]) -> AnyStr:
 
 
 def replace_property(raw: AnyStr, name: str, value: str) -> AnyStr:
-    """`raw` with `name` set to `value`, and no earlier item of that name left in it."""
+    """`raw` with `name` set to `value`, without earlier items of that name."""
     return append_property(remove_properties(raw, (name,)), name, value)
 
 
@@ -169,10 +169,10 @@ def _utf8(text: str) -> bytes:
         raise PropertiesRefused(refused) from error
 
 
-# Names of the properties that RocketMQ itself gives a meaning.
+# Names of the properties that have a meaning in RocketMQ.
 
 
-# What producers say about a message.
+# Set by producers.
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 WAIT: Final = "WAIT"
@@ -193,7 +193,7 @@ TRANSACTION_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
-# Where a parked, retried or dead message came from.
+# The origin of a parked, retried or dead message.
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
 RETRY_TOPIC: Final = "RETRY_TOPIC"

@@ -7,8 +7,8 @@
     propertiesLength properties                                   2 + p
 
 A record is valid when its magic is known, no length is negative, and the lengths add up to its
-size. Java's reader takes negative lengths for zero; nothing writes them, and a torn write can look
-like one, so they are refused here.
+size. Java's reader treats negative lengths as zero; they are refused here, because no writer
+produces them, and a torn write can look like one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ BORN_HOST_V6: Final = 0x10
 STORE_HOST_V6: Final = 0x20
 HOSTS_V6_MASK: Final = BORN_HOST_V6 | STORE_HOST_V6
 
-#: The body is a batch that the consumer takes apart.
+#: The body is a batch, which the consumer splits.
 NEED_UNWRAP: Final = 0x40
 INNER_BATCH: Final = 0x80
 #: Both bits say that a record holds several messages.
 BATCH_MASK: Final = NEED_UNWRAP | INNER_BATCH
 
 COMPRESSION_TYPE_MASK: Final = 0x700
-#: Written by clients that know one compression only; read as zlib.
+#: Set by clients that know one compression only; read as zlib.
 COMPRESSION_UNSPECIFIED: Final = 0x000
 COMPRESSION_LZ4: Final = 0x100
 COMPRESSION_ZSTD: Final = 0x200
@@ -66,7 +66,7 @@ def with_transaction_type(sys_flag: int, transaction: int) -> int:
     return sys_flag & ~TRANSACTION_MASK | transaction & TRANSACTION_MASK
 
 
-# Host and port as a record and an offset message id keep them: packed address, 32-bit port.
+# Host and port in a record and in an offset message id: packed address, 32-bit port.
 
 
 #: Packed sizes: 4 or 16 bytes of address, then the port.
@@ -103,7 +103,7 @@ MAGIC_V1: Final = -626843481  # 0xDAA320A7
 MAGIC_V2: Final = -626843477  # 0xDAA320AB
 #: Second word of the record that fills the rest of a commit-log file.
 END_OF_FILE_MAGIC: Final = -875286124  # 0xCBD43194
-#: What such a record needs at least; an ordinary one must leave this much room behind it.
+#: The size of such a record; every ordinary one must leave this much room behind it.
 END_OF_FILE_SIZE: Final = 8
 
 MAX_TOPIC_V1: Final = 127
@@ -112,12 +112,12 @@ MAX_PROPERTIES: Final = 32767
 
 #: Bytes from sysFlag to preparedTransactionOffset with two IPv4 hosts.
 CONSTANTS_SIZE: Final = 48
-#: Everything but body, topic field, properties: head, constants, body length, properties length.
+#: Everything except body, topic field and properties: head, constants and two lengths.
 FIXED_SIZE: Final = 36 + CONSTANTS_SIZE + 4 + 2
 #: An empty body, an empty topic, no properties.
 MIN_RECORD_SIZE: Final = FIXED_SIZE + 1
 
-#: What IPv6 hosts add, by `sys_flag & HOSTS_V6_MASK`.
+#: The additional bytes of IPv6 hosts, by `sys_flag & HOSTS_V6_MASK`.
 HOSTS_EXTRA: Final = {
     0: 0,
     BORN_HOST_V6: V6_HOST_SIZE - V4_HOST_SIZE,
@@ -147,7 +147,7 @@ _WHOLE_HEADS: Final = {
     for store in (V4_HOST_SIZE, V6_HOST_SIZE)
 }
 _short = struct.Struct(">h").pack
-#: How the length of properties stands before them.
+#: The length prefix of properties.
 properties_size = _short
 _long = struct.Struct(">q").pack
 #: With an IPv4 host before it.
@@ -211,11 +211,11 @@ def record_constants(
 
 
 def message_heads(store_host: bytes) -> Mapping[int, tuple[PackHead, int, int]]:
-    """How messages that come by themselves begin, by the width of the host that they come from.
+    """The start of single messages, by the size of the sender's host.
 
     The packer of everything before the body, which takes the fields in their order; the size of
-    everything but body, topic field and properties; and the bits of `sys_flag` for the hosts.
-    Packing is left to the caller, because a call more is felt there. After the body come topic
+    everything except body, topic field and properties; and the bits of `sys_flag` for the hosts.
+    The caller packs, because another call would be measurable here. After the body come topic
     field, `properties_size` and properties.
     """
     try:
@@ -248,9 +248,9 @@ def encode_record(
     physical_offset: int,
     constants: bytes,
 ) -> tuple[int, tuple[Buffer, ...]]:
-    """The size of a record and its pieces, so that a writer joins many records once.
+    """The size of a record and its pieces, so that a writer joins many records at the end.
 
-    The body is not copied: it must stay as it is until the pieces are joined.
+    The body is not copied: it must not change until the pieces are joined.
     """
     body_size = len(body)
     topic_size = len(topic_field)
@@ -282,7 +282,7 @@ def encode_record(
 
 
 def record_refused(error: Exception, properties_size: int) -> RecordRefused:
-    """What a packer's error means."""
+    """The reason for a packer's error."""
     if isinstance(error, IndexError):
         return RecordRefused("an empty topic field; use topic_field")
     if properties_size > MAX_PROPERTIES:
@@ -315,7 +315,7 @@ class RecordFault(enum.Enum):
 
 
 def check_record(buffer: Buffer, at: int, end: int, *, check_crc: bool = True) -> int | RecordFault:
-    """The size of the valid record in `buffer[at:end]`, or why there is none at `at`."""
+    """The size of the valid record at `at` in `buffer[at:end]`, or the reason if it is invalid."""
     if end - at < END_OF_FILE_SIZE:
         return RecordFault.CUT_SHORT
     size: int
@@ -331,7 +331,7 @@ def check_record(buffer: Buffer, at: int, end: int, *, check_crc: bool = True) -
     if record_end > end:
         return RecordFault.CUT_SHORT
     body_at = at + 88 + HOSTS_EXTRA[_read_int(buffer, at + 36)[0] & HOSTS_V6_MASK]
-    # Room for the length of a topic and of properties is left after every part that is read.
+    # After every part there must be room for the lengths of a topic and of properties.
     if body_at + 3 > record_end:
         return RecordFault.BAD_SIZE
     body_size = _read_int(buffer, body_at - 4)[0]
@@ -362,7 +362,7 @@ def check_record(buffer: Buffer, at: int, end: int, *, check_crc: bool = True) -
 # int. isal computes the same sum, from 100 bytes on 3 to 10 times faster.
 
 if TYPE_CHECKING:
-    from zlib import crc32 as crc32  # noqa: PLC0414  # others take it from here
+    from zlib import crc32 as crc32  # noqa: PLC0414  # exported for other modules
 else:
     try:
         from isal.isal_zlib import crc32
@@ -458,7 +458,7 @@ class BatchInside(MessageError):
 
 
 class MessageIdInvalid(MessageError):
-    """A text that is not a message id of the asked kind."""
+    """A text that is not a message id of the expected kind."""
 
     def __init__(self, text: str, expected: str) -> None:
         self.text = text
@@ -466,7 +466,7 @@ class MessageIdInvalid(MessageError):
 
 
 class ChunkTooLarge(MessageError):
-    """More bytes than one batch of columns can hold; fewer messages at a time will do."""
+    """More bytes than one batch of columns can hold; use fewer messages."""
 
     def __init__(self, what: str, limit: int) -> None:
         self.limit = limit
@@ -474,7 +474,7 @@ class ChunkTooLarge(MessageError):
 
 
 class ColumnUnknown(MessageError):
-    """A column that messages do not have was asked for."""
+    """A requested column that messages do not have."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name = name

@@ -1,13 +1,13 @@
 """Scans blocks of records by columns: their starts, their validity and their fixed fields.
 
-Recovery reads gigabytes and Spark reads thousands of messages a pull, so there is no object for a
-record. Only the walk from start to start is sequential, and even that is guessed: if a record
+Recovery reads gigabytes and Spark reads thousands of messages per pull, so no object is created for
+a record. Only the walk from start to start is sequential, and even that is guessed: if a record
 begins at the first guessed place, and its size leads to the second, and so on, every guess is
-exact. The guesses are equal sizes and, failing that, places of magic codes (`walk_lanes`).
+exact. The guesses are equal sizes or else places of magic codes (`walk_lanes`).
 
-Fixed fields are gathered in one step, and the checks of `record.check_record` run on arrays. That
-function remains the judge: it names the reason when the arrays find a record invalid. The buffer is
-never copied, and no result refers to it.
+Fixed fields are gathered in one step, and the checks of `record.check_record` run on arrays. When
+they find an invalid record, that function names the reason. The buffer is never copied, and no
+result refers to it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 BLOCK_RECORDS: Final = 8192
 BLOCK_BYTES: Final = 8 * 1024 * 1024
 
-#: How many records are walked one by one between two guesses.
+#: Records that are walked one by one between two guesses.
 _STEPS: Final = 512
 _FIRST_GUESS: Final = 32
 
-#: Bytes that are searched together; larger arrays would be new memory each time.
+#: Bytes that are searched together; larger arrays would be newly allocated each time.
 _WINDOW: Final = 128 * 1024
 
-#: Bodies smaller than this are copied rather than referred to.
+#: Smaller bodies are copied rather than referred to.
 _COPIED: Final = 512
 
 _read_int = struct.Struct(">i").unpack_from
@@ -63,7 +63,7 @@ _read_int = struct.Struct(">i").unpack_from
 
 @dataclass(frozen=True, slots=True)
 class RecordArrays:
-    """The fixed fields of a run of valid records, and where their parts lie; one row each."""
+    """The fixed fields of consecutive valid records, and the places of their parts; a row each."""
 
     starts: Int64s
     sizes: Int32s
@@ -77,7 +77,7 @@ class RecordArrays:
     born_ms: Int64s
     store_ms: Int64s
     reconsume_times: Int32s
-    #: Positions in the buffer. A part without a size of its own ends where the next one begins,
+    #: Positions in the buffer. A part without its own size ends where the next one begins,
     #: less the length prefix of that one.
     store_host_at: Int64s
     body_at: Int64s
@@ -91,7 +91,7 @@ class RecordArrays:
 
     @property
     def ends(self) -> Int64s:
-        """Where each record, and with it its properties, ends."""
+        """The end of each record and its properties."""
         return self.starts + self.sizes
 
     def rows(self, chosen: Bools | slice) -> RecordArrays:
@@ -101,19 +101,19 @@ class RecordArrays:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What a scan found: valid records, and why it went no further."""
+    """The result of a scan: valid records, and why it stopped."""
 
     records: RecordArrays
-    #: The end of the last valid record; what lies there is not one.
+    #: The end of the last valid record.
     stopped_at: int
-    #: Why; None at the end of the buffer, or of a block when more follow.
+    #: The reason; None at the end of the buffer, or of a block when more follow.
     fault: RecordFault | None
 
 
 def scan_records(
     buffer: Buffer, *, start: int = 0, end: int | None = None, check_crc: bool = True
 ) -> ScanResult:
-    """All valid records of `buffer[start:end]` up to the first place that holds none."""
+    """All valid records of `buffer[start:end]` up to the first invalid place."""
     blocks = list(scan_blocks(buffer, start=start, end=end, check_crc=check_crc))
     if len(blocks) == 1:
         return blocks[0]
@@ -158,7 +158,7 @@ def _fault_at(view: memoryview, at: int, *, check_crc: bool) -> RecordFault | No
 
 
 def _walk(view: memoryview, at: int, stop: int) -> Int64s:
-    """The places of one block where a record must begin if those before it are records."""
+    """The places of one block where records must begin if those before them are records."""
     runs: list[Int64s] = []
     count = 0
     block_end = min(stop, at + BLOCK_BYTES)
@@ -178,7 +178,7 @@ def _walk(view: memoryview, at: int, stop: int) -> Int64s:
 
 
 def _differing(view: memoryview, at: int, stop: int, block_end: int, limit: int) -> Int64s:
-    """Starts from `at` on, at least those of a few records, whatever sizes they have."""
+    """Starts from `at` on, at least those of a few records, for any sizes."""
     first = _step(view, at, stop, _FIRST_GUESS)
     if len(first) == _FIRST_GUESS:
         size = int(first[-1] - at) // (_FIRST_GUESS - 1)
@@ -205,10 +205,10 @@ def _guess(view: memoryview, at: int, stop: int, limit: int) -> Int64s:
 
 
 def _step(view: memoryview, at: int, stop: int, most: int) -> Int64s:
-    """Starts from `at` on, each found by the size of the one before."""
+    """Starts from `at` on, each derived from the size of the one before."""
     starts = []
     read_int, least = _read_int, MIN_RECORD_SIZE
-    with suppress(struct.error):  # the last size led beyond the buffer
+    with suppress(struct.error):  # the last size exceeded the buffer
         for _ in range(most):
             (size,) = read_int(view, at)
             if size < least:
@@ -220,7 +220,7 @@ def _step(view: memoryview, at: int, stop: int, most: int) -> Int64s:
     return np.array(starts, np.int64)
 
 
-# ---- what they hold
+# ---- the fields
 
 
 def _head_layout(hosts: int) -> np.dtype[np.void]:
@@ -254,10 +254,10 @@ _V6_HEADS: Final = {
 
 
 def _read_fields(view: memoryview, starts: Int64s) -> RecordArrays:
-    """The fields of the records at `starts`, up to the first that is not valid.
+    """The fields of the records at `starts`, up to the first invalid one.
 
-    The walk has seen to it that all of them have their whole size, and the least size, in the
-    buffer. From there on each step reads only what the step before found to be inside a record.
+    The walk has checked that all of them have their whole size, and the least size, in the
+    buffer. Each step reads only what the step before found to be inside a record.
     """
     head = _gather(view, starts, _V4_HEAD)
     sizes = head["size"].astype(np.int32)
@@ -301,7 +301,7 @@ def _read_fields(view: memoryview, starts: Int64s) -> RecordArrays:
 
 @dataclass(frozen=True, slots=True)
 class _AfterHosts:
-    """The fields whose places depend on how wide the hosts are."""
+    """The fields whose places depend on the size of the hosts."""
 
     sys_flags: Int32s
     store_ms: Int64s
@@ -309,7 +309,7 @@ class _AfterHosts:
     store_host_at: Int64s
     body_at: Int64s
     body_sizes: Int32s
-    #: What is left of the record for body, topic and properties; negative if it is too small.
+    #: The rest of the record for body, topic and properties; negative if it is too small.
     room: Int32s
 
 
@@ -344,7 +344,7 @@ def _read_after_hosts(
 
 
 def _read_topic_fields(view: memoryview, at: Int64s, is_v2: Bools) -> tuple[Int64s, Int32s]:
-    """Where topics begin and how long they are; lengths are signed, and negative ones invalid."""
+    """The starts and lengths of topics; lengths are signed, and negative ones invalid."""
     sizes = np.frombuffer(view, np.int8)[at].astype(np.int32)
     if not is_v2.any():
         return at + 1, sizes
@@ -358,13 +358,13 @@ def _gather(view: memoryview, starts: Int64s, layout: np.dtype[np.void]) -> npt.
 
 
 def overlapping(view: memoryview, kind: str) -> npt.NDArray[Any]:
-    """One item beginning at every byte of the buffer; to be indexed by where items begin."""
+    """One item beginning at every byte of the buffer; to be indexed by the items' starts."""
     count = max(0, len(view) - np.dtype(kind).itemsize + 1)
     return np.ndarray((count,), kind, view, strides=(1,))
 
 
 def starts_with(octets: npt.NDArray[np.uint8], at: Int64s, start: bytes) -> Bools:
-    """At which of the places `at` these bytes lie; all of them are that far from the end."""
+    """Which of the places `at` have these bytes; all are at least that far from the end."""
     found = np.ones(len(at), np.bool_)
     if not start or not len(at):
         return found
@@ -378,7 +378,7 @@ def starts_with(octets: npt.NDArray[np.uint8], at: Int64s, start: bytes) -> Bool
 
 
 def find_pairs(view: memoryview, pair: bytes, start: int, end: int) -> Int64s:
-    """All places in `view[start:end]` where these two bytes lie side by side."""
+    """All places in `view[start:end]` with these two bytes side by side."""
     text = np.frombuffer(view, np.uint8)
     is_first, is_second = np.empty((2, _WINDOW), np.bool_)
     places = [np.empty(0, np.int64)]
@@ -396,7 +396,7 @@ def good_bodies(view: memoryview, records: RecordArrays) -> Bools:
     whole: bytes | bytearray | memoryview = view
     owner = view.obj
     if isinstance(owner, bytes | bytearray) and len(owner) == len(view) and _are_small(records):
-        whole = owner  # whose slices are copies, and made in less time than those of a view
+        whole = owner  # its slices are copies and faster than those of a view
     sums = [crc32(whole[begin:end]) for begin, end in zip(begins, ends, strict=True)]
     matching: Bools = (np.array(sums, np.int64) & CRC_BITS == records.crcs) | (
         records.body_sizes == 0
@@ -405,7 +405,7 @@ def good_bodies(view: memoryview, records: RecordArrays) -> Bools:
 
 
 def _are_small(records: RecordArrays) -> bool:
-    """Whether most bodies are copied in less time than a reference to them is made."""
+    """Whether copying most bodies takes less time than referring to them."""
     return int(records.body_sizes.sum()) < _COPIED * len(records)
 
 
@@ -414,30 +414,30 @@ def _leading(flags: Bools) -> int:
     return len(flags) if flags.all() else int(flags.argmin())
 
 
-# Records of different sizes, walked from several places side by side, one array operation for each
-# step of all walks. The places are guessed: the next magic code at regular distances. The first
-# walk begins at a record. If it reaches the begin of the second walk, that is a record, too, with
-# all that the second walk found, and so on. A walk that passes the begin of the next one (a magic
-# code inside a body) is the last one that counts.
+# Records of different sizes are walked from several places side by side, with one array operation
+# for each step of all walks. The places are guessed: the next magic code at regular distances. The
+# first walk begins at a record. If it reaches the start of the second walk, that is a record, too,
+# with all that the second walk found, and so on. A walk that passes the start of the next one (a
+# magic code inside a body) is the last one that counts.
 
-#: Records of a lane. A step costs some microseconds however many lanes there are, and to look for a
-#: beginning costs as much as some steps.
+#: Records per lane. A step costs some microseconds for any number of lanes, and finding a start
+#: costs as much as some steps.
 LANE: Final = 16
-#: With fewer lanes it is faster to go record by record.
+#: With fewer lanes it is faster to walk record by record.
 LEAST_LANES: Final = 8
 
 _MAGIC_AT: Final = 4
-#: The first bytes of both magic codes, and rare enough.
+#: The first bytes of both magic codes, which are rare enough.
 _MARK: Final = b"\xda\xa3"
 
 
 def walk_lanes(view: memoryview, at: int, stop: int, size: int) -> Int64s:
-    """Where records begin, from `at` on, as far as that can be said; `size` is about that of one.
+    """The starts of records from `at` on, as far as known; `size` is about that of one.
 
-    All of them end within `stop`. None, where too few lanes can be made.
+    All of them end within `stop`. None if too few lanes are possible.
     """
     distance = LANE * size
-    # Behind the last beginning there is room for all that is looked at.
+    # Behind the last start there is room for everything that is read.
     count = (stop - at) // distance - 1
     if count < LEAST_LANES:
         return np.empty(0, np.int64)
@@ -447,7 +447,7 @@ def walk_lanes(view: memoryview, at: int, stop: int, size: int) -> Int64s:
 
 
 def _beginnings(view: memoryview, at: int, distance: int, count: int, width: int) -> Int64s:
-    """Where lanes begin: at the first place, and wherever a magic code is soon found."""
+    """The starts of lanes: the first place, and places where a magic code is found soon."""
     shape, strides = (count - 1, width), (distance, 1)
     place = at + distance + _MAGIC_AT
     is_mark = np.ndarray(shape, np.uint8, view, place, strides) == _MARK[0]
@@ -455,13 +455,13 @@ def _beginnings(view: memoryview, at: int, distance: int, count: int, width: int
     marks = is_mark.argmax(axis=1)
     found = marks + np.arange(at + distance, at + count * distance, distance)
     magics = _numbers(view)[found + _MAGIC_AT]
-    # A lane that finds nothing begins at a place without a magic code, most likely.
+    # A lane that finds none begins at a place without a magic code, most likely.
     is_start = (magics == MAGIC_V1) | (magics == MAGIC_V2)
     return np.concatenate(([at], found[is_start]))
 
 
 def _walked(sizes_at: npt.NDArray[Any], begins: Int64s, goals: Int64s, stop: int) -> Int64s:
-    """The records that all lanes came by, up to the first lane that misses its goal."""
+    """The records of all lanes, up to the first lane that misses its goal."""
     at = begins
     places, counting = [], []
     for _ in range(4 * LANE):

@@ -1,13 +1,13 @@
-"""A stored message as an object that is taken apart no further than it is asked.
+"""A stored message, decoded lazily.
 
 Decoding checks the layout of every record, reads its fixed fields in one step and cuts out the
-stored body and what follows it. Topic, properties and hosts are decoded when they are read; the
-body is checked against its checksum, and decompressed, at its first read. A consumer that only
-looks at tags pays for tags.
+stored body and the rest. Topic, properties and hosts are decoded at their first use; the body is
+verified against its checksum and decompressed at its first read. A consumer that only reads tags
+pays for tags only.
 
-A body that does not match its checksum is never handed out: `body` raises. `stored_body` is the
-bytes of the record, unchecked: call `verify` before they are copied into a new record, which gets
-a new checksum, or a torn body would become a valid one.
+`body` never returns a body that does not match its checksum: it raises. `stored_body` is the
+unverified bytes of the record. Call `verify` before copying them into a new record: that gets a new
+checksum, and a damaged body would become valid.
 """
 
 from __future__ import annotations
@@ -78,26 +78,26 @@ if TYPE_CHECKING:
 # limit and stops when it exceeds that, whatever size the data claims.
 
 
-#: What Java's producers use.
+#: The level of Java's producers.
 DEFAULT_LEVEL: Final = 5
 #: Producers refuse bodies above 4 MiB before they compress them. 16 times that leaves room for
-#: clusters with a raised limit and still bounds what one hostile message can take.
+#: clusters with a raised limit and still bounds the memory that one hostile message can use.
 MAX_EXPANDED_BODY: Final = 64 * 1024 * 1024
-#: What the highest level of Zstandard's usual ones needs; a frame may ask for more.
+#: The memory of Zstandard's highest usual level; a frame may request more.
 _MAX_ZSTD_WINDOW: Final = 8 * 1024 * 1024
 
 
 def compress_body(body: bytes, compression: int, *, level: int = DEFAULT_LEVEL) -> bytes:
-    """`body` as one of the `COMPRESSION_*` types stores it; the caller sets the flag's bits."""
+    """`body` compressed for a `COMPRESSION_*` type; the caller sets the bits of the flag."""
     return _codec(_COMPRESS, compression)(body, level)
 
 
 def expand_body(stored: Buffer, sys_flag: int, *, limit: int = MAX_EXPANDED_BODY) -> bytes:
-    """The body as its producer gave it: expanded if `sys_flag` says that it is compressed."""
+    """The producer's body: decompressed if `sys_flag` says that it is compressed."""
     if not sys_flag & COMPRESSED:
         return bytes(stored)
     if not stored:
-        return b""  # Java's reader does not look at the flag of an empty body either.
+        return b""  # Java's reader ignores the flag of an empty body as well.
     return _codec(_EXPAND, sys_flag & COMPRESSION_TYPE_MASK)(stored, limit)
 
 
@@ -116,7 +116,7 @@ def _zlib_compress(body: Buffer, level: int) -> bytes:
 def _zlib_expand(stored: Buffer, limit: int) -> bytes:
     inflater = zlib.decompressobj()
     try:
-        # One byte more than allowed tells "exactly the limit" from "beyond it".
+        # One byte more than allowed distinguishes "at the limit" from "beyond it".
         body = inflater.decompress(stored, limit + 1)
     except zlib.error as error:
         raise CompressionFailed(f"not a zlib stream: {error}") from error
@@ -157,9 +157,9 @@ def _zstd_expand(stored: Buffer, limit: int) -> bytes:
     frame = bytes(stored)
     expander = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
     try:
-        # The one-step call sees that a frame is whole, but takes the memory that the frame claims
-        # to need. So the size is found out first: from the frame, or as Java's streams do not
-        # state it, by reading no further than the limit.
+        # The one-step call detects incomplete frames, but allocates the size that the frame
+        # states. So the size is determined first: from the frame or, as Java's streams do not
+        # state it, by reading up to the limit.
         size = zstandard.frame_content_size(frame)
         if size < 0:
             with expander.stream_reader(frame) as reader:
@@ -220,18 +220,18 @@ _read_short = struct.Struct(">h").unpack_from
 
 
 def decode_messages(buffer: Buffer) -> list[StoredMessage]:
-    """The messages of a pull's body.
+    """The messages in the body of a pull's answer.
 
-    Raises `RecordInvalid` if anything in it is not a whole record: a broker never sends such a
-    body, and a reader that took the good part and went on would skip messages unnoticed.
+    Raises `RecordInvalid` if any part of it is not a whole record: a broker never sends such a
+    body, and a reader that continued after the good part would silently skip messages.
     """
     data = buffer if isinstance(buffer, bytes) else bytes(buffer)
     messages = []
     at, end = 0, len(data)
     last_head = end - MIN_RECORD_SIZE
     while at < end:
-        # The usual kind of record (v1, IPv4 hosts) is checked and cut here, by hand: this loop is
-        # what a client spends its time in. Whatever is not certainly one goes the general way.
+        # The usual record (v1, IPv4 hosts) is checked and cut here by hand: a client spends most of
+        # its time in this loop. All other records go the general way.
         if at <= last_head:
             head: _Head = _read_v4_head(data, at)
             body_at = at + 88
@@ -260,7 +260,7 @@ def decode_messages(buffer: Buffer) -> list[StoredMessage]:
 
 
 def decode_message(record: Buffer) -> StoredMessage:
-    """The one message whose record `record` is."""
+    """The message of one record."""
     data = record if isinstance(record, bytes) else bytes(record)
     message = _decode_any(data, 0, len(data))
     if message.size != len(data):
@@ -270,10 +270,10 @@ def decode_message(record: Buffer) -> StoredMessage:
 
 
 class WholeMessage:
-    """Keeps encoders of structs from writing a message out, body and all, into some log.
+    """Keeps encoders of structs from writing a message with its body into a log.
 
-    They go through all fields, have no encoding for this one, and refuse it by its name. It has no
-    text either, for encoders that fall back to `str`.
+    They iterate over all fields, have no encoding for this one, and raise an error with its name.
+    It has no text either, for encoders that fall back to `str`.
     """
 
     __slots__ = ()
@@ -286,17 +286,17 @@ _WHOLE: Final = WholeMessage()
 
 
 class StoredMessage(msgspec.Struct, eq=False, gc=False):
-    """One record, decoded as far as it was asked for. Equal to another if the bytes are.
+    """One record, decoded lazily. Two are equal if their bytes are.
 
-    Never shown with its body, which would end up in logs.
+    Its representation has no body, which would end up in logs.
     """
 
     _head: _Head
     _stored_body: bytes
-    #: The topic with its length, the properties with theirs.
+    #: The topic with its length prefix, and the properties with theirs.
     _tail: bytes
     _as_a_whole: WholeMessage = _WHOLE
-    # Once they were asked for:
+    # Caches of decoded parts:
     _body: bytes | None = None
     _properties: Mapping[str, str] | None = None
 
@@ -343,7 +343,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         return decode_message(b"".join(pieces))
 
     def encode(self) -> bytes:
-        """The record: the very bytes that this message was decoded from."""
+        """The bytes that this message was decoded from."""
         head = self._head
         return b"".join(
             (_HEADS[head[7] & HOSTS_V6_MASK].pack(*head), self._stored_body, self._tail)
@@ -362,7 +362,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         return hash((self._head, self._tail))
 
     def __reduce__(self) -> tuple[Callable[[bytes], StoredMessage], tuple[bytes]]:
-        # To other processes it travels as the record, without what was decoded of it here.
+        # Pickled as the record, without the decoded parts.
         return decode_message, (self.encode(),)
 
     def __repr__(self) -> str:
@@ -391,7 +391,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def stored_crc(self) -> int:
-        """The checksum that the record carries for its body."""
+        """The checksum of the body in the record."""
         return self._head[2]
 
     @property
@@ -400,7 +400,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def flag(self) -> int:
-        """The application's own number."""
+        """The application's number."""
         return self._head[4]
 
     @property
@@ -409,7 +409,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def physical_offset(self) -> int:
-        """Where the record begins in the commit log of its broker."""
+        """The offset of the record in the commit log of its broker."""
         return self._head[6]
 
     @property
@@ -418,12 +418,12 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def born_ms(self) -> int:
-        """When the producer made it, in milliseconds as stored."""
+        """When the producer created it, in milliseconds as stored."""
         return self._head[8]
 
     @property
     def born_at(self) -> float:
-        """When the producer made it."""
+        """When the producer created it."""
         return self._head[8] / 1000
 
     @property
@@ -452,7 +452,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def prepared_offset(self) -> int:
-        """Commit-log offset of the half message that was committed to make this one."""
+        """The commit-log offset of the half message that this one was committed from."""
         return self._head[13]
 
     @property
@@ -464,7 +464,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def stored_body(self) -> bytes:
-        """The body as it lies in the record: maybe compressed, and not checked."""
+        """The body in the record: possibly compressed, and not verified."""
         return self._stored_body
 
     @property
@@ -473,7 +473,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def body(self) -> bytes:
-        """The body as its producer gave it, checked, and expanded up to `MAX_EXPANDED_BODY`."""
+        """The producer's body, verified and decompressed up to `MAX_EXPANDED_BODY`."""
         body = self._body
         if body is None:
             stored = self._stored_body
@@ -483,15 +483,15 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         return body
 
     def expand(self, *, limit: int = MAX_EXPANDED_BODY) -> bytes:
-        """The checked body as its producer gave it, if it is no longer than `limit`."""
+        """The producer's body, verified, if it is no longer than `limit`."""
         self.verify()
         if self._head[7] & COMPRESSED:
             return expand_body(self._stored_body, self._head[7], limit=limit)
         return self._stored_body
 
     def verify(self) -> None:
-        """Raise `BodyCorrupt` if the stored body is not the one the checksum was made of."""
-        # Java's readers do not look at the checksum of an empty body, so it may be anything.
+        """Raise `BodyCorrupt` if the stored body does not match its checksum."""
+        # Java's readers ignore the checksum of an empty body, so it may have any value.
         if self._stored_body and crc32(self._stored_body) & CRC_BITS != self._head[2]:
             text = (
                 f"the body of the message at offset {self.queue_offset} of queue {self.queue_id} "
@@ -513,7 +513,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def raw_properties(self) -> bytes:
-        """The property string as it lies in the record."""
+        """The property string in the record."""
         return self._tail[self._topic_end() + 2 :]
 
     @property
@@ -526,7 +526,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         return properties
 
     def get_property(self, name: str) -> str | None:
-        """One property; cheaper than all of them for the first few."""
+        """One property; for a few of them faster than decoding all."""
         if self._properties is not None:
             return self._properties.get(name)
         tail = self._tail
@@ -544,17 +544,17 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def unique_id(self) -> str | None:
-        """The id that its producer gave it; the same through all retries."""
+        """The id from the producer; the same through all retries."""
         return self.get_property(UNIQ_KEY)
 
     @property
     def offset_id(self) -> str:
-        """The id that says where this copy of it lies."""
+        """The id that names the place of this copy."""
         return encode_offset_id(self._head[11], self._head[6])
 
     @property
     def msg_id(self) -> str:
-        """What clients show as its id: the unique one, or the place if it has none."""
+        """The id that clients show: the unique id, or else the offset id."""
         return self.unique_id or self.offset_id
 
     def _topic_end(self) -> int:
@@ -564,7 +564,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
 
 def _decode_any(data: bytes, at: int, end: int) -> StoredMessage:
-    """The message at `at`, whatever its version and hosts; raises if there is none."""
+    """The message at `at`, of any version and hosts; raises if there is none."""
     size = check_record(data, at, end, check_crc=False)
     if isinstance(size, RecordFault):
         raise RecordInvalid(at, size.value)
@@ -584,14 +584,14 @@ def _decode_any(data: bytes, at: int, end: int) -> StoredMessage:
 # client writes it (Apache's broker does not check); otherwise the whole batch is refused before any
 # of it is stored.
 
-#: An element with an empty body and no properties.
+#: The smallest element: with an empty body and no properties.
 MIN_ELEMENT_SIZE = 22
 
 #: An element of this size, and a batch that begins with it, is not copied.
 _VIEW_FROM = 16 * 1024
 
 _pack_head = struct.Struct(">iiIii").pack
-#: Without magic and checksum, which mean nothing: size, flag, length of the body.
+#: Without magic and checksum, which are unused: size, flag, length of the body.
 _read_head = struct.Struct(">i8xii").unpack_from
 _pack_short = struct.Struct(">h").pack
 
@@ -661,7 +661,7 @@ def batch_fields(batch: Buffer) -> list[tuple[Buffer, int, bytes]]:
 
 
 def _invalid(batch: Buffer, at: int) -> BatchInvalid:
-    """What is wrong with the element at `at`, of which something is."""
+    """What is wrong with the invalid element at `at`."""
     left = len(batch) - at
     if left < MIN_ELEMENT_SIZE:
         return BatchInvalid(at, f"{left} bytes are left, an element has {MIN_ELEMENT_SIZE}")
@@ -676,14 +676,14 @@ def _invalid(batch: Buffer, at: int) -> BatchInvalid:
 # Inner batches: a 5.x broker may store a batch as it was sent. Such a record occupies as many
 # offsets as it has messages, which share everything but body, flag and properties.
 
-#: What the record says of itself and not of the messages in it.
+#: Bits about the record itself, not about the messages in it.
 _OF_THE_RECORD = BATCH_MASK | COMPRESSED | COMPRESSION_TYPE_MASK
 
 
 def without_inner_batches(messages: Sequence[StoredMessage], first: int) -> list[StoredMessage]:
     """The messages one by one, from offset `first` on: a pull may begin inside of a batch.
 
-    Raises `MessageError` when a batch cannot be taken apart.
+    Raises `MessageError` when a batch cannot be decoded.
     """
     singles: list[StoredMessage] = []
     for message in messages:
