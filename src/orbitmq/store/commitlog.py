@@ -36,11 +36,11 @@ _MOST_MAPS = 128
 
 
 class LogFile:
-    """One file of the log. Its map is made at the first read, its descriptor at the first write.
+    """One file of the log, mapped at the first read and opened at the first write.
 
     A log can have more files than a process may have descriptors. So the descriptor is closed when
-    the file is full and flushed, and maps, each of which has one of its own in Python, are given up
-    when there are many; a held part of a map keeps it alive.
+    the file is full and flushed, and maps, which have a descriptor each in Python, are closed when
+    there are many; a view of a map keeps it alive.
     """
 
     __slots__ = ("_fd", "_files", "_maps", "_view", "base", "end", "path", "size", "space")
@@ -75,12 +75,12 @@ class LogFile:
 
     @property
     def written_end(self) -> int:
-        """A position behind which there are only zeros; asked of the file system."""
+        """A position behind which there are only zeros, according to the file system."""
         return self._files.written_end(self.path, self.size)
 
     @property
     def view(self) -> memoryview:
-        """The bytes of the file, as they are and as they will be."""
+        """The bytes of the file, with all later changes."""
         if self._view is None:
             try:
                 self._view = self._map()
@@ -98,7 +98,7 @@ class LogFile:
             self._maps.give_up()
             fd = self._files.open(self.path)
         try:
-            # Shorter only when the disk failed while the file was being cleared.
+            # Shorter only when the disk failed while the file was cleared.
             return memoryview(self._files.map(fd, min(self.size, self._files.size(fd))))
         finally:
             self._files.close(fd)
@@ -107,7 +107,7 @@ class LogFile:
         self._view = None
 
     def sync(self) -> None:
-        """Return when the file is on the disk. For the flusher thread, too."""
+        """Returns when the file is on the disk. May be called by the flusher thread."""
         fd = self._fd
         if fd is not None:
             self._files.sync(fd)
@@ -119,7 +119,7 @@ class LogFile:
             self._files.close(fd)
 
     def rest(self) -> None:
-        """Close the descriptor until it is needed again; no flush of the file may be under way."""
+        """Close the descriptor until the next use; no flush of the file may be running."""
         self.space.finish()
         if self._fd is not None:
             fd, self._fd = self._fd, None
@@ -133,21 +133,21 @@ class LogFile:
                 write_all(self._files, self.fd, bytes(len(data)), at)
 
     def clear_from(self, position: int) -> None:
-        """Turn everything from `position` on into a hole."""
+        """Turn the part from `position` on into a hole."""
         self.space.finish()
         self._files.truncate(self.fd, position)
         self._files.truncate(self.fd, self.size)
         self.space.forget(position)
 
     def close(self) -> None:
-        """Close the descriptor. The map lives as long as a part of it is held."""
+        """Close the descriptor. The map lives as long as a view of it."""
         self._view = None
         self._maps.forget(self)
         self.rest()
 
 
 class _Maps:
-    """The files that are mapped, up to a limit; the file mapped first is unmapped first."""
+    """The mapped files, up to a limit; the one mapped first is unmapped first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -164,14 +164,14 @@ class _Maps:
         self._files.pop(file, None)
 
     def give_up(self) -> None:
-        """Unmap all, because others need descriptors."""
+        """Unmap all, because descriptors are needed elsewhere."""
         for file in self._files:
             file.unmap()
         self._files.clear()
 
 
 class CommitLog:
-    """The files of the log, where it begins and where it ends."""
+    """The files of the log, its begin and its end."""
 
     def __init__(
         self, folder: Path, settings: StoreSettings, files: DiskFiles, worker: Worker
@@ -179,7 +179,7 @@ class CommitLog:
         self.folder = folder
         self.file_size = settings.file_size
         self.files: list[LogFile] = []
-        self.end = 0  #: where the next record goes; everything below is written
+        self.end = 0  #: the offset of the next record; all bytes below are written
         self._step = settings.preallocate_step
         self._disk = files
         self._worker = worker
@@ -189,14 +189,14 @@ class CommitLog:
     # ---- opening
 
     def load(self, recorded_size: int | None) -> None:
-        """Open the files that are there. Whether their content is good is for recovery to say.
+        """Open the existing files. Recovery decides whether their content is valid.
 
-        `recorded_size` is the file size that our own checkpoint tells. A file may then be too
-        short: it was being cut when the process died. Without it every length must be right, as
-        Apache's broker demands too, before anything is touched.
+        `recorded_size` is the file size in our own checkpoint. With it a file may be too short: the
+        process died while truncating it. Without it every length must be right before anything is
+        changed, as with Apache's broker.
         """
         self._disk.make_folder(self.folder)
-        # Also "²" is a digit, for Python.
+        # `isdigit` also accepts characters such as "²".
         names = [
             name
             for name in self._disk.names(self.folder)
@@ -240,7 +240,7 @@ class CommitLog:
     # ---- reading
 
     def view(self, offset: int, size: int) -> memoryview | None:
-        """`size` bytes at `offset`, not copied; None when they are not there, or no more."""
+        """`size` bytes at `offset`, not copied; None when they do not exist, or no longer."""
         if size < 0 or offset + size > self.end:
             return None
         found = self.file_of(offset)
@@ -259,16 +259,16 @@ class CommitLog:
         return files[index] if 0 <= index < len(files) else None
 
     def following_file(self, offset: int) -> int:
-        """Where the file after that of `offset` begins."""
+        """The begin of the file after that of `offset`."""
         return offset - offset % self.file_size + self.file_size
 
     # ---- writing
 
     def write(self, segments: Iterable[tuple[int, bytes]]) -> None:
-        """Write each segment at its offset; the caller undoes it when one fails.
+        """Write each segment at its offset; the caller undoes this when one fails.
 
-        The end moves only when all are written: the flusher looks at it, and must not call
-        flushed what may yet be undone.
+        The end moves only when all are written: the flusher reads it, and must not report bytes as
+        flushed that may still be undone.
         """
         end = self.end
         for offset, data in segments:
@@ -284,7 +284,7 @@ class CommitLog:
         self.end = end
 
     def undo(self, segments: Iterable[tuple[int, bytes]]) -> None:
-        """Wipe what a failed `write` of these segments may have left in the files."""
+        """Clear what a failed `write` of these segments may have written."""
         for offset, data in segments:
             target = self.file_of(offset)
             if target is not None:
@@ -293,11 +293,11 @@ class CommitLog:
                     target.erase(at, at + len(data))
                 except OSError:
                     target.clear_from(at)
-                # Or a power loss could bring back what was refused.
+                # Otherwise a power failure could restore a refused message.
                 target.sync()
 
     def cut(self, offset: int) -> None:
-        """End the log at `offset`: clear what follows in its file and delete the later files."""
+        """End the log at `offset`: clear the rest of its file and delete the later files."""
         while self.files and self.files[-1].base > offset:
             last = self.files.pop()
             last.close()
@@ -309,17 +309,17 @@ class CommitLog:
         self._disk.sync_folder(self.folder)
 
     def drop_first(self) -> None:
-        """Delete the oldest file. A read that is under way can finish.
+        """Delete the oldest file. Running reads can finish.
 
-        The disk knows of it when this returns: if it heard of the next deletion first, a loss of
-        power would leave a hole in the log.
+        The deletion is on the disk when this returns: if a later deletion reached the disk first, a
+        power failure would leave a hole in the log.
         """
         self._disk.unlink(self.files[0].path)
         self.files.pop(0).close()
         self._disk.sync_folder(self.folder)
 
     def rewrite(self, since: int) -> None:
-        """Write what is there from `since` on once more, so that the next flush takes it along."""
+        """Write the bytes from `since` on again, so that the next flush includes them."""
         at = since
         while at < self.end:
             size = min(_CHUNK, self.end - at, self.following_file(at) - at)
@@ -329,13 +329,13 @@ class CommitLog:
             at += size
 
     def sync(self, since: int, upto: int) -> None:
-        """Return when `[since, upto)` is on the disk, older files first. For the flusher thread."""
+        """Return when `[since, upto)` is on the disk, older files first. For the flusher."""
         for each in tuple(self.files):
             if each.base < upto and each.end > since:
                 each.sync()
 
     def rest(self, flushed: int) -> None:
-        """Give back descriptors of files that are full and flushed."""
+        """Close the descriptors of files that are full and flushed."""
         for each in self.files[:-1]:
             if each.end <= flushed:
                 each.rest()
@@ -353,7 +353,7 @@ class CommitLog:
         self.files.clear()
 
     def _take_next(self, offset: int) -> LogFile:
-        """The file that the worker has made, or one made now."""
+        """The file that the worker has created, or one created now."""
         base = offset - offset % self.file_size
         if self._next is not None and self._next[0] == base:
             job = self._next[1]
@@ -371,7 +371,7 @@ class CommitLog:
         """Worker or owner: a file of full length whose name is on the disk."""
         fd = self._disk.open(self._path(base), create=True)
         try:
-            # Whatever an earlier life left under this name must not be read as ours.
+            # Data of an earlier store under this name must not be read as ours.
             self._disk.truncate(fd, 0)
             self._disk.truncate(fd, self.file_size)
             self._disk.sync(fd)
@@ -386,16 +386,16 @@ class CommitLog:
 
 
 # Flushing. A thread waits in fdatasync; everything written meanwhile shares the next flush (group
-# commit). The thread reports how far it came, and the owner settles waiting messages in its own
-# thread (`post`). A failed flush is final: a second fdatasync could report success for pages that
-# were never written.
+# commit). The thread reports its progress, and the owner answers waiting senders in its own thread
+# (`post`). A failed flush is final: a second fdatasync could report success for pages that were
+# never written.
 
 
 log = logging.getLogger(__name__)
 
 
 class Flusher:
-    """Flushes the log up to what is asked for, and from time to time unasked."""
+    """Flushes the log up to a requested offset, and periodically without a request."""
 
     def __init__(
         self,
@@ -414,8 +414,8 @@ class Flusher:
         self._asked = commit_log.end
         self._last_thorough = clock.monotonic()
         self._is_stopping = False
-        #: Rouses the thread. It costs less than a condition, and is in the way of every message
-        #: that waits for the disk.
+        #: Wakes the thread. It costs less than a condition, and every message that waits for the
+        #: disk uses it.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_rung = False
         self._changed = threading.Condition()
@@ -430,15 +430,15 @@ class Flusher:
         self._thread.start()
 
     def ask(self, upto: int) -> None:
-        """Have the log flushed up to `upto` as soon as possible."""
+        """Flush the log up to `upto` as soon as possible."""
         if upto > self._asked:
             self._asked = upto
             self._ring()
 
     def when_flushed(self, upto: int, call: WhenFlushed) -> bool:
-        """Have `settle` call when the log below `upto` is on the disk, or has failed.
+        """`settle` makes a call when the log below `upto` is on the disk, or has failed.
 
-        Returns whether that is so already. The call is left to `settle` even then, because earlier
+        Returns whether that is already so. Even then `settle` makes the call, because earlier
         callers may still wait for theirs.
         """
         self._waiting.append((upto, call))
@@ -446,7 +446,7 @@ class Flusher:
         return self.failure is not None or upto <= self.flushed
 
     def wait(self, upto: int, timeout: float | None) -> bool:
-        """Wait here until everything below `upto` is on the disk; False when time is up."""
+        """Wait until everything below `upto` is on the disk; False after the timeout."""
         self.ask(upto)
         if self._thread is None:
             self.flush_now()
@@ -461,7 +461,7 @@ class Flusher:
         return self.flushed >= upto
 
     def settle(self, flushed: int) -> None:
-        """Tell those who waited for less than `flushed`, which the owner has made readable."""
+        """Make the calls for offsets up to `flushed`, which the owner has made readable."""
         waiting = self._waiting
         if self.failure is not None:
             while waiting:
@@ -471,12 +471,12 @@ class Flusher:
             waiting.popleft()[1](None)
 
     def flush_now(self) -> None:
-        """Without a thread: do here what it would do now."""
+        """Without a thread: do its work here."""
         if self._thread is None and self.failure is None:
             self._flush_upto(self._due())
 
     def stop(self) -> None:
-        """Flush what was asked for and end the thread."""
+        """Do the requested flushes and end the thread."""
         if self._thread is not None:
             self._is_stopping = True
             self._ring()
@@ -494,7 +494,7 @@ class Flusher:
         try:
             self._flush_until_stopped()
         except Exception as error:
-            # A thread that ended silently would leave every waiter waiting.
+            # If the thread ended silently, all waiting senders would wait indefinitely.
             log.exception("the flusher failed; writes are refused from now on")
             self.fail(error)
 
@@ -503,8 +503,8 @@ class Flusher:
         while self.failure is None:
             with suppress(Empty):
                 self._bell.get(timeout=interval)
-            # Cleared before the requests are read: a later request rings again, and one that found
-            # the bell rung was made before.
+            # Cleared before the requests are read: a later request sets it again, and a request
+            # that found it set was made before.
             self._is_rung = False
             is_stopping = self._is_stopping
             self._flush_upto(self._due())
@@ -512,7 +512,7 @@ class Flusher:
                 return
 
     def _due(self) -> int:
-        """How far to flush now: what was asked for, or all when it is much or old."""
+        """How far to flush now: as requested, or everything when it is much or old."""
         now = self._clock.monotonic()
         end = self._log.end
         is_thorough = now - self._last_thorough >= self._settings.thorough_interval
@@ -527,7 +527,7 @@ class Flusher:
         try:
             self._log.sync(self.flushed, target)
         except Exception as error:
-            # Whatever it is: what cannot be flushed must not be acknowledged by silence.
+            # Whatever the error is: an unflushed message must not be acknowledged.
             log.exception("flushing the commit log failed; writes are refused from now on")
             self.fail(error)
         else:
@@ -537,13 +537,13 @@ class Flusher:
         self._wake_owner()
 
     def _rouse_sleepers(self) -> None:
-        # A thread counts itself before it looks, so one that comes now sees the new state.
+        # A thread counts itself before it checks, so one that comes now sees the new state.
         if self._sleepers:
             with self._changed:
                 self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Refuse everything from now on."""
+        """Refuse all further flushes."""
         failure = StoreFailed(
             f"the disk did not take what was written ({error}); what waits is not stored, "
             "and nothing is accepted until the store is opened again"

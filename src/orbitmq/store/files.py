@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-#: What a disk says when there is no room; a quota and a file-size limit say it differently.
+#: The errors of a full disk, an exceeded quota and an exceeded file-size limit.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -33,7 +33,7 @@ class DiskFiles(Disk):
     """The real file system."""
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Take disk space for a part of a file."""
+        """Allocate disk space for a part of a file."""
         os.posix_fallocate(fd, at, size)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
@@ -68,7 +68,7 @@ class DiskFiles(Disk):
             while end < size:
                 end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
         except OSError as error:
-            # There is no more data, or this file system does not know its holes.
+            # There is no more data, or this file system does not report holes.
             return end if error.errno == errno.ENXIO else size
         finally:
             os.close(fd)
@@ -98,7 +98,7 @@ class DiskFiles(Disk):
         path.write_bytes(data)
 
     def used_ratio(self, folder: Path) -> float:
-        """The share of the disk that is in use, counted as a writer without privileges sees it."""
+        """The used share of the disk, as a process without privileges sees it."""
         stat = os.statvfs(folder)
         used = stat.f_blocks - stat.f_bfree
         usable = used + stat.f_bavail
@@ -106,26 +106,26 @@ class DiskFiles(Disk):
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the error says that there is no room."""
+    """Whether the error is a full disk."""
     return error.errno in FULL
 
 
 def takes_no_writes(error: OSError) -> bool:
-    """Whether the error says that the disk can only be read, for now."""
+    """Whether the error is a read-only disk."""
     return error.errno in FULL or error.errno == errno.EROFS
 
 
 def is_out_of_files(error: OSError) -> bool:
-    """Whether the error says that no more files can be open."""
+    """Whether the error is the limit of open files."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 # The worker thread makes system calls for the owner. A job is a function of files; the owner
-# handles its result. Without a thread (`start` never called) a job runs where it is submitted.
+# handles its result. Without a thread (before `start`) a job runs in the submitting thread.
 
 
 class Job:
-    """A call that is, or will be, made by the worker."""
+    """A call by the worker, done or to be done."""
 
     __slots__ = ("_args", "_call", "_done", "_result", "error")
 
@@ -144,7 +144,7 @@ class Job:
         self._done.wait()
 
     def result(self) -> Any:
-        """What the call returned, or raise what it raised."""
+        """The result of the call, or its error."""
         self._done.wait()
         if self.error is not None:
             raise self.error
@@ -153,7 +153,7 @@ class Job:
     def run(self) -> None:
         try:
             self._result = self._call(*self._args)
-        except Exception as error:  # noqa: BLE001 - kept for the owner, which must not miss any
+        except Exception as error:  # noqa: BLE001  # the owner must see every error
             self.error = error
         finally:
             self._done.set()
@@ -180,7 +180,7 @@ class Worker:
         return job
 
     def stop(self) -> None:
-        """Finish what was submitted and end the thread; later jobs run where they are submitted."""
+        """Finish the submitted jobs and end the thread; later jobs run in the submitting thread."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -199,7 +199,7 @@ log = logging.getLogger(__name__)
 
 
 class Preallocation:
-    """Takes the space of one file. `step` 0 takes none."""
+    """Allocates the space of one file. `step` 0 allocates none."""
 
     __slots__ = ("_begin", "_end", "_fd", "_files", "_job", "_ready", "_size", "_step", "_worker")
 
@@ -211,21 +211,21 @@ class Preallocation:
         self._step = step
         self._files = files
         self._worker = worker
-        self._ready = 0 if step else size  #: space is taken up to here
+        self._ready = 0 if step else size  #: space is allocated up to here
         self._job: Job | None = None
-        self._begin = self._end = 0  #: the range that the job takes
+        self._begin = self._end = 0  #: the range that the job allocates
 
     def use(self, fd: int) -> None:
         """The file was opened again."""
         self._fd = fd
 
     def before_write(self, stop: int) -> None:
-        """Wait if bytes below `stop` are being taken right now."""
+        """Wait if bytes below `stop` are being allocated now."""
         if self._job is not None and stop > self._begin:
             self.finish()
 
     def after_write(self, position: int) -> None:
-        """Take the next step when the writing has come within half a step of the last one."""
+        """Allocate the next step when the writes are within half a step of the last one."""
         wanted = position + self._step // 2
         if wanted <= self._ready or self._ready >= self._size:
             return
@@ -243,14 +243,14 @@ class Preallocation:
             self._job = self._worker.submit(self._take, self._fd, begin, end - begin)
 
     def finish(self) -> None:
-        """Wait for the range that is being taken."""
+        """Wait for the range that is being allocated."""
         if self._job is not None:
             self._job.wait()
             self._job = None
             self._ready = self._end
 
     def forget(self, position: int) -> None:
-        """What lies above `position` was given back."""
+        """The space above `position` was freed."""
         self._ready = min(self._ready, position)
 
     def _take(self, fd: int, begin: int, size: int) -> None:
@@ -263,7 +263,7 @@ class Preallocation:
 
 # File handles. Connections and files share one limit: a quarter is for queue files that are read
 # often, the rest for connections, the log and the index. When none is left, a store continues with
-# a single queue file, and a server with the connections that it has.
+# a single queue file, and a server with the present connections.
 
 if sys.platform != "win32":
     import resource
@@ -271,7 +271,7 @@ if sys.platform != "win32":
 _SHARE = 4
 _LEAST = 256
 _MOST = 4096
-#: More is of no use, and some systems call the highest possible number no limit.
+#: More is not useful, and some systems report the highest possible number as no limit.
 _HIGHEST_LIMIT = 1 << 20
 
 
@@ -286,16 +286,16 @@ def queue_files_to_keep() -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files as it may allow itself.
+    """Raise this process's limit of open files as far as allowed.
 
-    Only the entry point of a server process may call this: code that shares a process with others
-    leaves its limits alone.
+    Only the entry point of a server process may call this: a library does not change the limits of
+    its process.
     """
     if sys.platform == "win32":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _HIGHEST_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _HIGHEST_LIMIT)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        # Some systems have a lower limit than they say.
+        # Some systems have a lower limit than they report.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -37,11 +37,11 @@ _read_int = struct.Struct(">i").unpack_from
 
 
 class MirrorRefused(StoreError):
-    """Bytes that cannot be the next ones of this log; nothing of them was stored."""
+    """Bytes that cannot be the next ones of this log; none of them was stored."""
 
 
 class Mirroring:
-    """The log as masters send it and as slaves take it. Belongs to the store's owner."""
+    """The log as masters send it and slaves receive it. Belongs to the store's owner."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Mirroring:
         self._refusal = refusal
         self._deleted = deleted
         self._topics = TopicNumbers()
-        #: Counts the queues that came with what was taken.
+        #: The number of queues created by received messages.
         self.new_queues = 0
-        # The beginning of a record: its bytes, how many, and how many are needed to go on.
+        # A partial record: its bytes, their number, and the number needed to continue.
         self._pieces: list[bytes] = []
         self._waiting = 0
         self._needed = 0
@@ -77,59 +77,60 @@ class Mirroring:
 
     @property
     def end(self) -> int:
-        """Where the log ends, as far as readers may see it."""
+        """The end of the log that readers may see."""
         return self._appender.dispatched
 
     @property
     def last_file(self) -> int:
-        """Where the file begins that the log ends in."""
+        """The begin of the last file of the log."""
         return max(self.end - self.end % self._log.file_size, self.start)
 
     def stretch(self, offset: int, size: int) -> memoryview | None:
-        """At most `size` bytes from `offset` on, not copied; None when they are not there."""
+        """At most `size` bytes from `offset` on, not copied; None when they do not exist."""
         room = min(size, self.end - offset, self._log.following_file(offset) - offset)
         return self._log.view(offset, room) if room >= 0 else None
 
-    # ---- taking
+    # ---- receiving
 
     def follow(self) -> None:
-        """From now on the log is written by `append_raw` alone.
+        """From now on only `append_raw` writes to the log.
 
-        Messages can be read before they are flushed, whatever the policy: the master has them.
+        Messages can be read before they are flushed, whatever the policy, because the master has
+        them.
         """
         self._appender.is_mirror = True
         self._appender.is_held_back = False
 
     @property
     def is_new(self) -> bool:
-        """Whether there is nothing yet: the log begins where the first stretch does."""
+        """Whether the log is empty: it then begins with the first received bytes."""
         return self._log.end == 0 and not self._log.files and not self._waiting
 
     @property
     def written(self) -> int:
-        """Where the log ends."""
+        """The end of the log."""
         return self._log.end
 
     @property
     def expected(self) -> int:
-        """The offset of the first byte that has not come yet."""
+        """The offset of the first byte that was not received yet."""
         return self._log.end + self._waiting
 
     @property
     def last_record(self) -> int:
-        """Where the last record begins, which the master must have too; the end without one."""
+        """The begin of the last record, which the master must also have; the end without one."""
         end = self._log.end
         file = self._log.file_of(end - 1)
         if file is None or end <= file.base:
             return end
         at = find_last_record(file.view[: end - file.base], file.base)
-        # Without a good record in it, all of the file is compared.
+        # Without a valid record in it, the whole file is compared.
         return file.base + (at or 0)
 
     def compare(self, offset: int, data: bytes) -> bytes:
-        """What goes beyond this log of the master's from `offset` on; all before must be here.
+        """The part of the master's bytes from `offset` on that is beyond this log.
 
-        Raises `MirrorRefused` when it is not, or is something else.
+        Raises `MirrorRefused` if the part before it is missing here or differs.
         """
         size = min(self._log.end - offset, len(data))
         if size <= 0:
@@ -143,15 +144,15 @@ class Mirroring:
         return data[size:]
 
     def forget_rest(self) -> None:
-        """Forget the beginning of a record: it will come again, as a whole."""
+        """Drop a partial record: it will be received again as a whole."""
         self._pieces = []
         self._waiting = self._needed = 0
 
     def append_raw(self, offset: int, data: bytes) -> int:
-        """Take what lies at `offset` of the master's log; where this log ends now.
+        """Append the bytes at `offset` of the master's log; returns the new end of this log.
 
-        Raises `MirrorRefused`, or `WriteRefused` when the disk is the reason. What was taken
-        before is stored either way; `forget_rest` makes ready for another attempt.
+        Raises `MirrorRefused`, or `WriteRefused` when the disk is the reason. Earlier records of
+        the bytes are stored in both cases; `forget_rest` prepares for another attempt.
         """
         if self.is_new:
             self._begin_at(offset)
@@ -181,18 +182,18 @@ class Mirroring:
         self._log.end = offset
 
     def _take(self, data: bytes) -> bytes:
-        """Store the whole records at the beginning; what is left."""
+        """Store the whole records at the beginning; returns the rest."""
         taking = _Taking(memoryview(data), self._log.end)
         try:
             while taking.at < len(data) and self._take_some(taking):
                 pass
         finally:
-            # Whatever is wrong with the rest: their numbers are given.
+            # Whatever is wrong with the rest: these records have their offsets.
             self._store(taking)
         return data[taking.at :]
 
     def _take_some(self, taking: _Taking) -> bool:
-        """Take what comes next; False when it has not come as a whole."""
+        """Append the next record; False when it was not received as a whole."""
         fault = self._take_records(taking)
         if fault is RecordFault.BAD_CRC:
             self._take_damaged(taking)
@@ -209,7 +210,7 @@ class Mirroring:
         return True
 
     def _take_records(self, taking: _Taking) -> RecordFault | None:
-        """Take good records; why there are no more of them, None at the end."""
+        """Append valid records; returns why there are no more of them, None at the end."""
         view, base = taking.view, taking.base
         fault: RecordFault | None = None
         for block in scan_log(view, base, start=taking.at):
@@ -234,7 +235,7 @@ class Mirroring:
             queue.trusted_from = number + 1
 
     def _take_end_of_file(self, taking: _Taking) -> bool:
-        """Take the record that fills a file; False when it has not come as a whole."""
+        """Append the record that fills a file; False when it was not received as a whole."""
         size: int = _read_int(taking.view, taking.at)[0]
         if taking.offset + size != self._log.following_file(taking.offset):
             raise self._other_file_size(taking.offset)
@@ -253,7 +254,7 @@ class Mirroring:
             self._check_room(taking, taking.offset + self._needed)
 
     def _check_room(self, taking: _Taking, end: int) -> None:
-        """Records do not cross files, and leave room for the one that fills the file."""
+        """Records do not cross files, and leave room for the record that fills the file."""
         if end > self._log.following_file(taking.offset) - END_OF_FILE_SIZE:
             raise self._other_file_size(taking.offset)
 
@@ -291,7 +292,7 @@ class Mirroring:
             if queue is None:
                 continue
             if number != queue.next_offset:
-                # Those before it have to be in the queue first.
+                # Earlier entries have to be in the queue first.
                 taking.at = start
                 self._store(taking)
                 _make_fit(queue, number, base + start)
@@ -300,7 +301,7 @@ class Mirroring:
         taking.at = end
 
     def _new(self, topic: str, queue_id: int, at: int) -> ConsumeQueue | None:
-        # Queues that are there have no such messages: they went when the deletion became known.
+        # Existing queues have no such messages: they were dropped when the deletion was received.
         if at < self._deleted.get(topic, 0):
             return None
         try:
@@ -326,14 +327,14 @@ class Mirroring:
 
 
 class _Taking:
-    """How far one piece of the master's log has been taken."""
+    """How much of one received piece of the master's log has been appended."""
 
     __slots__ = ("arrivals", "at", "base", "store_ms", "stored", "view")
 
     def __init__(self, view: memoryview, base: int) -> None:
         self.view = view
-        self.base = base  #: offset in the log of its first byte
-        self.at = 0  #: records below are taken
+        self.base = base  #: the offset in the log of its first byte
+        self.at = 0  #: records below are appended
         self.stored = 0  #: and these given to the appender
         self.arrivals: list[Placed] = []
         self.store_ms = 0
@@ -344,7 +345,7 @@ class _Taking:
 
 
 def _make_fit(queue: ConsumeQueue, number: int, at: int) -> None:
-    """Let the queue go on at `number`."""
+    """Let the queue continue at `number`."""
     if number < queue.max_offset:
         log.info(
             "a queue of the master starts over",

@@ -4,9 +4,9 @@ Entry n is at byte n * 20: offset in the log, size, tag code. Files hold a fixed
 and are named by their first byte. The newest entries are in memory until they are written in bulk;
 a crash loses none, because recovery derives them from the log.
 
-`next_offset` is what the next message gets, `max_offset` where readers stop (smaller while messages
-wait for a flush), `min_offset` the first entry whose message is still in the log. Entries below
-`tail_first` are read from files, others from memory: `tail_first <= written <= max_offset`.
+`next_offset` is the offset of the next message, `max_offset` the end for readers (smaller while
+messages wait for a flush), `min_offset` the first entry whose message is still in the log. Entries
+below `tail_first` are read from files, others from memory: `tail_first <= written <= max_offset`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("code", ">i8")])
 NAME_DIGITS = 20
 pack_entry = struct.Struct(">qiq").pack
 _read_entry = struct.Struct(">qiq").unpack_from
-#: Offset in the log, size and tag code of entries side by side.
+#: Offset in the log, size and tag code of consecutive entries.
 iter_entries = struct.Struct(">qiq").iter_unpack
 _BLANK_SIZE = 0x7FFFFFFF
 _BLOCK = 4096
-#: Stands for entries that a queue never had because its older files were lost.
+#: Placeholders for entries whose files were lost.
 BLANK_ENTRY = pack_entry(0, _BLANK_SIZE, 0)
 
-#: Messages in this topic wait for their time, which their entries hold in place of a tag code.
+#: Messages of this topic wait for a time, which their entries hold in place of a tag code.
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 
@@ -56,7 +56,7 @@ class QueueFiles:
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def read(self, path: Path, size: int, at: int) -> bytes:
-        """A part of a file; ReadFailed when the system does not give it."""
+        """A part of a file; `ReadFailed` when it cannot be read."""
         try:
             fd = self._open.get(path)
             if fd is None:
@@ -75,7 +75,7 @@ class QueueFiles:
         except OSError as error:
             if not is_out_of_files(error):
                 raise
-            # Others may have used up the descriptors of the process; live with one.
+            # The process may have no descriptors left; continue with one.
             self.close()
             fd = self._files.open(path)
         self._open[path] = fd
@@ -138,19 +138,19 @@ class ConsumeQueue:
         self.topic_size = len(self.topic_field)
         self.magic = magic_for(self.topic_field)
         self.is_schedule = topic == SCHEDULE_TOPIC
-        self.bases: list[int] = []  #: first entries of the files that exist
+        self.bases: list[int] = []  #: first entries of the existing files
         self.next_offset = self.max_offset = self.min_offset = 0
         self.tail = bytearray()
         self.tail_first = self.written = 0
-        self.last_end = 0  #: where in the log the message of the last entry ends
-        self.trusted_from = 0  #: entries from here on were made, and their messages seen, by us
-        self.checked: dict[int, bool] = {}  #: by stretch below `trusted_from`; see `checking`
+        self.last_end = 0  #: the end in the log of the last entry's message
+        self.trusted_from = 0  #: this process created these and checked their messages
+        self.checked: dict[int, bool] = {}  #: by block below `trusted_from`; see `checking`
         self.is_dirty = False  #: something is not written or not flushed
         self.has_new_names = False  #: the folder is not flushed
         self.unsynced: set[int] = set()  #: files written since they were last flushed
         self._files = files
         self._reader = reader
-        self._paths: dict[int, Path] = {}  #: of the files that were used, by their first entries
+        self._paths: dict[int, Path] = {}  #: of the used files, by their first entries
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.min_offset}-{self.max_offset}>"
@@ -158,11 +158,11 @@ class ConsumeQueue:
     # ---- opening
 
     def load(self, recorded_entries: int | None) -> None:
-        """See which files are there. How many entries of the last one count, recovery says.
+        """Find the files. Recovery decides how many entries of the last one are valid.
 
-        Files of another size hold other entries than their names seem to say, so they are refused.
-        A file may be shorter if our own checkpoint records the size: it was being made or cut when
-        the process died. Apache's broker leaves none but empty ones.
+        The names of files of another size do not match their entries, so such files are refused.
+        A file may be shorter if our own checkpoint records the file size: the process died while it
+        was created or truncated. Apache's broker leaves only empty ones.
         """
         full = self.per_file * ENTRY_SIZE
         for name in self._files.names(self.folder):
@@ -177,17 +177,17 @@ class ConsumeQueue:
             self.bases.append(int(name) // ENTRY_SIZE)
 
     def wrong_size(self, entries: int | None) -> StoreDamaged:
-        """Files of this queue have another number of entries than the settings say."""
+        """The files of this queue have another number of entries than the settings say."""
         return StoreDamaged(
             f"the consume queue in {self.folder} has files of {entries} entries; open it with "
             f"queue_file_entries={entries}, not {self.per_file}"
         )
 
     def cut_to(self, physical_offset: int) -> None:
-        """Keep the entries whose messages begin below `physical_offset`, and only these.
+        """Keep exactly the entries whose messages begin below `physical_offset`.
 
-        Those are known to be good, so the first that is not one of them can be searched for by
-        halving. Everything behind it is wiped, whatever it looks like.
+        Those are known to be good, so the first other one can be found by bisection. All entries
+        behind it are cleared, whatever they contain.
         """
         self.tail.clear()
         count = 0
@@ -211,7 +211,7 @@ class ConsumeQueue:
         self.min_offset = self.bases[0] if self.bases else 0
 
     def end_of_files(self) -> int:
-        """Where in the log the message of the last entry in the files ends; 0 without entries."""
+        """The end in the log of the last entry's message in the files; 0 without entries."""
         for base in reversed(self.bases):
             count = self._entries_below(base, 1 << 63)
             if count:
@@ -237,10 +237,10 @@ class ConsumeQueue:
         return low
 
     def _wipe_file(self, base: int, count: int) -> bool:
-        """Make the file zero from entry `count` on; False when it is already.
+        """Clear the file from entry `count` on; False when it is clear already.
 
-        The wiping must reach the disk before these entries can count as durable: an old entry
-        that came back would then point below the durable offset and pass for a good one.
+        The clearing must be on the disk before these entries can count as durable: an old entry
+        that reappeared would point below the durable offset and be treated as good.
         """
         at = count * ENTRY_SIZE
         block = _BLOCK - at % _BLOCK
@@ -259,7 +259,7 @@ class ConsumeQueue:
     # ---- appending
 
     def push(self, entries: bytes, first: int, last_end: int) -> None:
-        """Take entries from number `first` on; a jump forward is filled."""
+        """Append entries from number `first` on; a gap is filled."""
         if first > self.max_offset:
             self._leave_blank(first)
         self.tail += entries
@@ -274,13 +274,13 @@ class ConsumeQueue:
             self.tail += BLANK_ENTRY * (first - base)
             self.min_offset = first
         else:
-            # Messages between were destroyed on the disk. Offsets must not fall within a queue, and
-            # no record has one byte: a read of these entries reports the damage.
+            # The messages between were destroyed on the disk. Offsets must not decrease in a queue,
+            # and no record has one byte: a read of these entries reports the damage.
             self.tail += pack_entry(self.last_end, 1, 0) * (first - self.max_offset)
         self.max_offset = first
 
     def restart(self) -> None:
-        """Forget everything: the topic was deleted and made again, and counts from 0."""
+        """Drop everything: the topic was deleted and created again, and counts from 0."""
         for base in self.bases:
             self._remove_file(base)
         self.bases.clear()
@@ -294,7 +294,7 @@ class ConsumeQueue:
     # ---- writing
 
     def write_tail(self) -> None:
-        """Bring what is only in memory into the files; an OSError leaves it in memory."""
+        """Write the entries in memory to the files; an OSError leaves them in memory."""
         while self.written < self.max_offset:
             base = self.written - self.written % self.per_file
             stop = min(self.max_offset, base + self.per_file)
@@ -327,7 +327,7 @@ class ConsumeQueue:
         return fd
 
     def trim(self, keep_bytes: int) -> None:
-        """Give back the memory of entries that are in the files, but for the newest ones."""
+        """Free the memory of entries that are in the files, except the newest ones."""
         surplus = min(len(self.tail) - keep_bytes, (self.written - self.tail_first) * ENTRY_SIZE)
         surplus -= surplus % ENTRY_SIZE
         if surplus > 0:
@@ -357,7 +357,7 @@ class ConsumeQueue:
         return data[: len(data) - len(data) % ENTRY_SIZE]
 
     def entry(self, number: int) -> tuple[int, int, int]:
-        """Offset in the log, size and tag code of one entry that exists."""
+        """Offset in the log, size and tag code of an existing entry."""
         data = self.entries(number, 1)
         if data is None or len(data) < ENTRY_SIZE:
             return 0, 0, 0
@@ -385,7 +385,7 @@ class ConsumeQueue:
         self.min_offset = low
 
     def drop_files_below(self, log_start: int) -> int:
-        """Delete files all of whose messages are gone from the log; the last one stays."""
+        """Delete files whose messages have all left the log; the last one stays."""
         dropped = 0
         while len(self.bases) > 1 and log_start > 0:
             base = self.bases[0]
@@ -402,8 +402,8 @@ class ConsumeQueue:
     def _is_gone(self, number: int, log_start: int) -> bool:
         """Whether the message of an entry, and of all before it, was deleted with its file.
 
-        One entry does not prove it: a bit that flipped in it would hide, or delete, the entries of
-        messages that are all there. So the one before it has to agree.
+        One entry is no proof: a flipped bit in it would hide, or delete, the entries of existing
+        messages. So the entry before it has to agree.
         """
         first = self.bases[0] if self.bases else self.tail_first
         for each in {number, max(number - 1, first)}:
@@ -421,8 +421,8 @@ class ConsumeQueue:
     def _path(self, base: int) -> Path:
         path = self._paths.get(base)
         if path is None:
-            # A path is dear to make, and so is the hash of a new one. Groups read at several places
-            # of a queue in turn, so one path to remember would not do.
+            # Creating a path is expensive, and so is hashing a new one. Groups read at several
+            # places of a queue in turn, so remembering one path would not be enough.
             path = self.folder / f"{base * ENTRY_SIZE:0{NAME_DIGITS}d}"
             self._paths[base] = path
         return path
@@ -433,11 +433,11 @@ class ConsumeQueue:
 log = logging.getLogger(__name__)
 
 _NO_NAMES = frozenset({"", ".", ".."})
-_LONGEST_NAME = 255  #: what file systems take
+_LONGEST_NAME = 255  #: the limit of file systems
 
 
 def check_topic(topic: str) -> None:
-    """Refuse a topic whose name would not stay inside the folder of the queues."""
+    """Refuse a topic whose name would leave the folder of the queues."""
     if topic in _NO_NAMES or "/" in topic or "\0" in topic:
         raise TopicRefused(topic)
     try:
@@ -449,15 +449,15 @@ def check_topic(topic: str) -> None:
 
 
 class QueueTable:
-    """The queues by topic and number. Memory for entries is bounded over all of them."""
+    """The queues by topic and number. The memory of all their entries is bounded."""
 
     def __init__(self, folder: Path, settings: StoreSettings, files: DiskFiles) -> None:
         self.folder = folder
         self.by_key: dict[tuple[str, int], ConsumeQueue] = {}
-        self.dirty: list[ConsumeQueue] = []  #: queues with something to write or to flush
+        self.dirty: list[ConsumeQueue] = []  #: queues with something to write or flush
         self.file_entries = settings.queue_file_entries
         self.tail_limit = settings.flush.queue_tail_bytes
-        self.write_error: OSError | None = None  #: entries that the disk did not take wait here
+        self.write_error: OSError | None = None  #: entries wait: the disk refused them
         self._settings = settings
         self._files = files
         self._reader = QueueFiles(files, settings.open_queue_files or queue_files_to_keep())
@@ -467,7 +467,7 @@ class QueueTable:
     def load(self, recorded_entries: int | None) -> None:
         """Find the queues that have files.
 
-        `recorded_entries` is the number of entries of a file that our own checkpoint tells.
+        `recorded_entries` is the number of entries per file in our own checkpoint.
         """
         self._files.make_folder(self.folder)
         for topic in self._files.names(self.folder):
@@ -478,7 +478,7 @@ class QueueTable:
                     log.warning("not a queue of ours", extra={"folder": f"{topic!a}/{name!a}"})
 
     def _load_queue(self, topic: str, name: str, recorded_entries: int | None) -> None:
-        # Also "²" is a digit, for Python.
+        # `isdigit` also accepts characters such as "²".
         if name.isascii() and name.isdigit() and str(int(name)) == name:
             self.create(topic, int(name)).load(recorded_entries)
 
@@ -499,7 +499,7 @@ class QueueTable:
         return queue
 
     def forget_unused(self, queue: ConsumeQueue) -> None:
-        """Forget a queue that was made for messages none of which was stored."""
+        """Drop a queue that was created for messages that were not stored."""
         if not queue.next_offset and not queue.bases:
             self.by_key.pop((queue.topic, queue.queue_id), None)
 
@@ -507,7 +507,7 @@ class QueueTable:
         return self.by_key.get((topic, queue_id))
 
     def delete_topic(self, topic: str) -> int:
-        """Forget the queues of a topic and delete their files; how many queues there were."""
+        """Drop the queues of a topic and delete their files; returns the number of queues."""
         check_topic(topic)
         doomed = [key for key in self.by_key if key[0] == topic]
         if not doomed:
@@ -520,9 +520,9 @@ class QueueTable:
         return len(doomed)
 
     def delete_below(self, deleted: Mapping[str, int]) -> int:
-        """Forget the queues whose messages all lie below the offset that their topic has here.
+        """Drop the queues whose messages all lie below the given offset of their topic.
 
-        How many there were.
+        Returns the number of queues.
         """
         doomed = {
             key: queue
@@ -537,7 +537,7 @@ class QueueTable:
         return len(doomed)
 
     def clear(self) -> None:
-        """Forget all queues and delete all files."""
+        """Drop all queues and delete all files."""
         for topic in {topic for topic, _ in self.by_key}:
             self.delete_topic(topic)
 
@@ -553,12 +553,12 @@ class QueueTable:
             self.dirty.append(queue)
 
     def spill(self, queue: ConsumeQueue) -> None:
-        """Write a queue whose entries take much memory, and keep the newest half of them."""
+        """Write a queue whose entries use much memory, and keep the newest half of them."""
         if self.write(queue):
             queue.trim(self.tail_limit // 2)
 
     def write(self, queue: ConsumeQueue) -> bool:
-        """Write what a queue has only in memory. A failure is kept; nothing is lost by it."""
+        """Write the entries of a queue. A failure is kept, and the entries stay in memory."""
         try:
             queue.write_tail()
         except OSError as error:
@@ -570,7 +570,7 @@ class QueueTable:
         return True
 
     def trim(self) -> None:
-        """Give memory back when the queues together hold more than they may."""
+        """Free memory when all queues together exceed their limit."""
         budget = self._settings.flush.tail_memory
         queues = self.by_key.values()
         held = sum(len(queue.tail) for queue in queues)

@@ -1,13 +1,13 @@
 """Reading a queue: which messages one pull gets, and where the next pull begins.
 
-The rules are Apache's, because clients rely on them. A read looks at up to 800 entries of one queue
+The rules are Apache's, because clients rely on them. A read examines up to 800 entries of one queue
 file (more if more messages are requested) and stops at the requested number or at the limits for
-messages in memory or on the disk; "in memory" is an estimate by the distance to the end of the log.
-The first message is returned however large it is. Messages are views of the mapped log.
+messages in memory or on the disk; "in memory" is estimated by the distance to the end of the log.
+The first message is returned whatever its size. Messages are views of the mapped log.
 
-A read blocks the event loop, so a filter that inspects messages gets at most 800 entries and is
-read in parts (`judge` and `rest`). Messages from the disk are checked before they are served; a
-damaged one is skipped and listed in `damaged`.
+A read blocks the event loop, so a filter that inspects messages gets at most 800 entries, and the
+read is done in parts (`judge` and `rest`). Messages from the disk are verified before they are
+returned; a damaged one is skipped and listed in `damaged`.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ log = logging.getLogger(__name__)
 
 #: Up to this many entries a loop is faster than columns.
 _FEW = 16
-#: One entry in this many is expected to match a filter by tag; if fewer match, all are looked at.
+#: A filter by tag is expected to match one entry in this many; if fewer match, all are examined.
 _ONE_OF = 8
-#: Entries that are looked at, however many messages are asked for: one by one, 2 ms.
+#: Entries that are examined, however many messages are requested: one by one, 2 ms.
 MOST_ENTRIES = 16_384
-#: Bytes of messages that a part may check: as long as it takes to look into some dozens.
+#: Bytes of messages that a part may verify: the time of inspecting some dozens of messages.
 _CHECKED_BYTES = 1024 * 1024
-#: An answer is never limited to less than this by its asker.
+#: The smallest limit of an answer that a request can set.
 LEAST_BYTES = 100
 _BLANK_SIZE = 0x7FFFFFFF
-#: Entries as mere bytes are gathered several times faster than as fields.
+#: Entries are gathered several times faster as bytes than as fields.
 _OPAQUE_ENTRY = np.dtype(f"V{ENTRY_SIZE}")
 _read_offset = struct.Struct(">q").unpack_from
 _read_entry = struct.Struct(">qiq").unpack
 
 
 class ReadStatus(enum.Enum):
-    """How a read ended; the names are Apache's, which brokers put into their answers."""
+    """How a read ended; the names are Apache's, which are in the answers of brokers."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -80,7 +80,7 @@ class ReadStatus(enum.Enum):
 
 @dataclass(slots=True)
 class ReadResult:
-    """What one read found."""
+    """The result of one read."""
 
     status: ReadStatus
     next_offset: int  #: where the next read begins
@@ -88,11 +88,11 @@ class ReadResult:
     max_offset: int
     count: int = 0
     size: int = 0
-    pieces: Sequence[memoryview] = ()  #: the messages' bytes; one piece may hold several
+    pieces: Sequence[memoryview] = ()  #: the messages' bytes; one piece may hold several messages
     suggest_replica: bool = False  #: so far behind that a replica should serve
     damaged: tuple[int, ...] = ()  #: queue offsets of messages that the disk destroyed
-    judged: int = 0  #: messages that a filter had to look into, in this part
-    rest: Rest | None = None  #: what a read in parts has not looked at yet
+    judged: int = 0  #: messages that a filter had to inspect, in this part
+    rest: Rest | None = None  #: the entries that a read in parts has not examined yet
 
 
 def read_queue(
@@ -105,9 +105,9 @@ def read_queue(
     max_bytes: int,
     judge: int = 0,
 ) -> ReadResult:
-    """The messages of a queue from `offset` on that a filter lets pass.
+    """The messages of a queue from `offset` on that match a filter.
 
-    If the filter has to look into them, into no more than `judge`, if given; then there is a rest.
+    If the filter has to inspect them, at most `judge` of them, if given; then there is a rest.
     """
     if queue is None:
         return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
@@ -160,7 +160,7 @@ def read_queue(
 
 
 class Rest:
-    """What a read in parts has not looked at yet."""
+    """The entries that a read in parts has not examined yet."""
 
     __slots__ = ("_raw", "_reading", "_wanted")
 
@@ -182,9 +182,10 @@ def _take_only(
     settings: ReadSettings,
     result: ReadResult,
 ) -> bool:
-    """Take the one message that there is: most often it has just come, and a pull waits for it.
+    """Take a single message: most often it has just arrived, and a pull waits for it.
 
-    False, with nothing done, when it is not wanted for certain, not near or not known to be good.
+    Returns False and does nothing unless it certainly matches, is in memory and is known to be
+    good.
     """
     at, size, code = _read_entry(raw)
     if wanted.needs_properties or not wanted.accepts_code(code):
@@ -205,10 +206,10 @@ def _take_only(
 
 
 class Reading:
-    """One read that has found its entries. Two ways lead to the same result.
+    """One read with its entries. Two methods give the same result.
 
-    `take_one_by_one` is the rule itself. `take_at_once` does the same for the usual filter, by tag,
-    and messages that are in memory and need no check, on whole columns.
+    `take_one_by_one` is the general rule. `take_at_once` works on whole columns, for the common
+    case: a filter by tag, and messages in memory that need no verification.
     """
 
     __slots__ = (
@@ -238,13 +239,13 @@ class Reading:
         self._result = result
         self._checked = 0  #: bytes of messages, in this part
 
-    # ---- the usual case
+    # ---- the common case
 
     def take_at_once(self, raw: bytes, wanted: TagFilter, *, is_part: bool = False) -> bool:
-        """Take what fits; False, with nothing done, when this is not the usual case.
+        """Take what fits; False, with nothing done, when this is not the common case.
 
-        It is not, either, when `raw` is a part of the entries to look at and does not fill the
-        answer.
+        That includes the case that `raw` is only a part of the entries to examine and does not fill
+        the answer.
         """
         count = len(raw) // ENTRY_SIZE
         if count <= _FEW:
@@ -274,14 +275,14 @@ class Reading:
         limit = min(self._max_bytes, settings.memory_bytes)
         entries = np.frombuffer(raw, ENTRY)
         chosen = wanted.mask(entries["code"]).nonzero()[0][:most]
-        # The entry after the last message that may be taken ends the answer, matching or not.
+        # The entry after the last allowed message ends the answer, matching or not.
         is_filled = len(chosen) == most
         stop = int(chosen[-1]) + 1 if is_filled else len(entries)
         offsets, sizes = _pick(raw, chosen)
         total = sum(sizes)
         all_sizes = entries["size"][:stop]
         if total + int(all_sizes.max()) > limit:
-            # So does an entry whose size, matching or not, the answer cannot take any more.
+            # So does an entry whose size exceeds the rest of the answer, matching or not.
             stop = _first_too_large(all_sizes.astype(np.int64), chosen, limit)
             is_filled = is_filled or stop < len(entries)
             offsets, sizes = _pick(raw, chosen[chosen < stop])
@@ -306,12 +307,12 @@ class Reading:
         result.suggest_replica = self._log.end - last > self._settings.memory_distance
         return True
 
-    # ---- the rule
+    # ---- the general rule
 
     def take_one_by_one(self, raw: bytes, wanted: MessageFilter | None, judge: int = 0) -> None:
-        """Look at one entry after the other until the answer is full or the scope ends.
+        """Examine one entry after the other until the answer is full or the entries end.
 
-        Or until a part is done, of `judge` entries.
+        Or until a part is done, after `judge` entries.
         """
         result = self._result
         first = number = result.next_offset
@@ -338,7 +339,7 @@ class Reading:
                 if size == _BLANK_SIZE:
                     pass
                 elif 0 <= offset < self._log.start:
-                    # Whatever lies in the same deleted file is gone as well.
+                    # All entries of the same deleted file are gone as well.
                     skip_to = self._log.following_file(offset)
                 else:
                     # Nothing was ever deleted there: the entry itself is damaged.
@@ -394,7 +395,7 @@ class Reading:
 
 
 def _first_too_large(sizes: NDArray[np.int64], chosen: NDArray[np.intp], limit: int) -> int:
-    """The first entry that the chosen ones before it leave no room for; the end if all have."""
+    """The first entry that has no room after the chosen ones before it; the end if all have."""
     taken = np.zeros(len(sizes), np.int64)
     taken[chosen] = sizes[chosen]
     before = np.cumsum(taken) - taken
@@ -408,8 +409,8 @@ def _pick(raw: bytes, chosen: NDArray[np.intp]) -> tuple[Sequence[int], Sequence
     return places(picked, len(chosen))
 
 
-# The fast path of most pulls: everything from an offset on, recently written, without a filter. It
-# gives the same result as the general way, and declines whatever is unusual.
+# The fast path of most pulls: all recently written messages from an offset on, without a filter. It
+# gives the same result as the general way, and returns None for every unusual case.
 
 _FOUND = ReadStatus.FOUND
 
@@ -455,11 +456,11 @@ def read_near(
     return ReadResult(_FOUND, offset + count, low, high, count, total, pieces)
 
 
-# Views of the log for queue entries, in as few pieces as pays off.
+# Views of the log for queue entries, in as few pieces as is worthwhile.
 
-#: Up to this many entries are unpacked by a format that is kept, more by columns.
+#: Up to this many entries are unpacked with a cached format, more by columns.
 _MANY = 128
-#: Up to this many entries it costs more to find out which lie side by side than to send each.
+#: Up to this many entries sending each separately is cheaper than joining neighbours.
 _WORTH_JOINING = 32
 
 
@@ -475,7 +476,7 @@ def places(raw: bytes, count: int) -> tuple[Sequence[int], Sequence[int]]:
 def views(
     commit_log: CommitLog, offsets: Sequence[int], sizes: Sequence[int], total: int
 ) -> list[memoryview] | None:
-    """The messages that lie there, `total` bytes of them; None when one of them cannot."""
+    """The messages at these places, `total` bytes; None when one of them cannot be read."""
     first = offsets[0]
     end = offsets[-1] + sizes[-1]
     file = commit_log.file_of(first)
@@ -501,7 +502,7 @@ def views(
 
 
 def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """From where to where messages lie side by side: batches do, between those of other queues."""
+    """The ranges of consecutive messages: batches are consecutive between other queues."""
     ends = list(map(add, offsets, sizes))
     breaks = list(compress(range(1, len(ends)), map(ne, ends, offsets[1:])))
     firsts = [offsets[0], *(offsets[place] for place in breaks)]
@@ -519,12 +520,12 @@ def _places(count: int) -> struct.Struct:
 _read_head = struct.Struct(">ii12xqq").unpack_from
 #: The index knows whole seconds only.
 _INDEX_STEP_MS = 1000
-#: Bytes of a message that are checked in the time of a round.
+#: Bytes of a message that are verified in the time of a round.
 _ROUND_BYTES = 128 * 1024
 
 
 class Finding:
-    """Looks messages up. Whatever is returned has been checked."""
+    """Looks messages up. Every returned message has been verified."""
 
     def __init__(
         self,
@@ -545,7 +546,7 @@ class Finding:
         return self.written_at(physical_offset)
 
     def written_at(self, physical_offset: int) -> memoryview:
-        """The same, also if it waits for the disk and must not be visible yet."""
+        """The same, also if it waits for the disk and is not visible yet."""
         head = self._log.view(physical_offset, MIN_RECORD_SIZE) if physical_offset >= 0 else None
         if head is not None:
             size, _, _, place = _read_head(head)
@@ -558,7 +559,7 @@ class Finding:
         raise NoSuchRecord(physical_offset, self._log.start, self._log.end)
 
     def message_by_offset_id(self, offset_id: str) -> memoryview:
-        """The record that an offset id names, whichever broker's address the id holds."""
+        """The record of an offset id, whichever broker's address the id holds."""
         return self.message_at(decode_offset_id(offset_id).offset)
 
     def looking_up(
@@ -566,10 +567,10 @@ class Finding:
     ) -> Iterator[memoryview | None]:
         """Messages of a topic that have this key or this unique id, newest first.
 
-        They are found up to where the index has come when it was given its chance to catch up. A
-        key may be on millions of messages that were stored at another time, and different keys may
-        share a hash. So what may take long is divided into rounds of a fraction of a millisecond: a
-        None says that one was in vain.
+        They are found up to the index's position after a chance to catch up. A key may be on
+        millions of messages of other times, and different keys may share a hash. Long searches are
+        therefore divided into rounds of a fraction of a millisecond: None stands for a round
+        without a result.
         """
         if self._indexing is None:
             return iter(())
@@ -591,7 +592,7 @@ class Finding:
                 continue
             is_meant = begin_ms <= store_time(record) <= end_ms and _has_key(record, topic, key)
             yield record if is_meant else None
-            # Checking a long one took as long as many rounds.
+            # Verifying a long message took as long as many rounds.
             yield from repeat(None, len(record) // _ROUND_BYTES)
 
 
@@ -602,13 +603,13 @@ def _has_key(record: memoryview, topic: str, key: str) -> bool:
     )
 
 
-# Search by time. Store times never fall within a queue, so the place is found by bisection. Many
+# Search by time. Store times never decrease in a queue, so the place is found by bisection. Many
 # messages have equal times: the lower bound is the first of them, the upper bound the last. A probe
 # reads one queue entry and eight bytes of a record.
 
 
 class Boundary(enum.Enum):
-    """Which end of the messages of an instant is meant."""
+    """Which end of the messages with the same time is meant."""
 
     LOWER = "LOWER"  #: the first message stored at that time or later; the end if there is none
     UPPER = "UPPER"  #: the last message stored at that time or earlier; the first if there is none
@@ -617,7 +618,7 @@ class Boundary(enum.Enum):
 def offset_by_time(
     queue: ConsumeQueue | None, commit_log: CommitLog, time_ms: int, boundary: Boundary
 ) -> int:
-    """The offset in the queue that belongs to an instant, within the bounds of the queue."""
+    """The offset in the queue for a time, within the bounds of the queue."""
     if queue is None or queue.max_offset == 0:
         return 0
     low, high = queue.min_offset, queue.max_offset
@@ -628,7 +629,7 @@ def offset_by_time(
     while first < end:
         middle = (first + end) // 2
         stored = time_of(queue, commit_log, middle)
-        # A lost record has no time of its own; it is taken for as old as can be.
+        # A lost record has no time; it counts as the oldest.
         if stored < time_ms or (is_upper and stored == time_ms):
             first = middle + 1
         else:
@@ -637,7 +638,7 @@ def offset_by_time(
 
 
 def time_of(queue: ConsumeQueue, commit_log: CommitLog, number: int) -> int:
-    """When the message of an entry was stored, in milliseconds; -1 when it is not there."""
+    """When the message of an entry was stored, in milliseconds; -1 if it does not exist."""
     offset, size, _ = queue.entry(number)
     record = commit_log.view(offset, size) if size >= MIN_RECORD_SIZE else None
     return -1 if record is None else store_time(record)

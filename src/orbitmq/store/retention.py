@@ -39,7 +39,7 @@ _QUEUES_PER_RUN = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanReport:
-    """What one run did."""
+    """The result of one run."""
 
     used_ratio: float
     is_full: bool
@@ -49,7 +49,7 @@ class CleanReport:
 
 
 class Retention:
-    """Deletes what is old and watches the disk."""
+    """Deletes expired files and checks the disk."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Retention:
         settings: RetentionSettings,
         files: DiskFiles,
     ) -> None:
-        self.is_full = False  #: writes are to be refused
+        self.is_full = False  #: writes have to be refused
         self.used_ratio = 0.0
         self._log = commit_log
         self._queues = queues
@@ -73,11 +73,11 @@ class Retention:
         self._to_correct: list[ConsumeQueue] = []
 
     def ask_for_cleaning(self) -> None:
-        """Delete expired files in the next runs, whatever the hour."""
+        """Delete expired files in the next runs, at any hour."""
         self._manual_runs = self._settings.manual_runs
 
     def run(self, now: float) -> CleanReport:
-        """Look at the disk and delete what is due; `now` in seconds since the epoch."""
+        """Check the disk and delete expired files; `now` in seconds since the epoch."""
         self._look_at_disk()
         log_files = self._delete_log_files(now)
         queue_files = self._follow_in_queues()
@@ -132,7 +132,7 @@ class Retention:
 
     def _is_durable(self, file: LogFile) -> bool:
         if file.end > self._durability.durable:
-            # Rare: rounds are never far behind unless the disk is in trouble.
+            # Rare: runs are never far behind unless the disk has problems.
             try:
                 self._durability.catch_up()
             except StoreFailed:
@@ -147,7 +147,7 @@ class Retention:
         return limit is not None and self._log.end - self._log.start > limit
 
     def _follow_in_queues(self) -> int:
-        """Let some queues begin where the log begins now."""
+        """Let some queues begin at the present begin of the log."""
         start = self._log.start
         if not self._to_correct and self._corrected_to != start:
             self._corrected_to = start
@@ -180,7 +180,7 @@ class Deletions:
         self._size = 0  #: bytes of whole lines
 
     def load(self) -> None:
-        """Read what was noted."""
+        """Read the file."""
         if not self._files.exists(self._path):
             return
         for line in self._files.read_bytes(self._path).splitlines(keepends=True):
@@ -191,7 +191,7 @@ class Deletions:
             self._size += len(line)
 
     def note(self, deleted: Mapping[str, int]) -> None:
-        """Return when the disk knows that messages of these topics below an offset are deleted."""
+        """Returns when the deletion of these topics' messages below an offset is on the disk."""
         is_new = not self._files.exists(self._path)
         line = b"".join(_line(topic, offset) for topic, offset in deleted.items())
         fd = self._files.open(self._path, create=True)
@@ -207,9 +207,9 @@ class Deletions:
         self.by_topic.update(deleted)
 
     def fit(self, log_start: int, log_end: int) -> None:
-        """Forget what lies before the log, and what lies behind an end that was cut.
+        """Drop offsets before the begin of the log, and behind an end that was cut.
 
-        The offsets behind the end will be those of new messages.
+        New messages will get the offsets behind the end.
         """
         for topic, offset in list(self.by_topic.items()):
             if offset > log_end:
