@@ -1,10 +1,10 @@
-"""Makes the files of a store agree with each other after a start.
+"""Makes the files of a store consistent at a start.
 
 The log is the truth; queues and index are derived from it. Recovery trusts everything below the
 `durable` offset of the checkpoint, checks the log from there on and derives the queue entries
 again. A torn tail that was never acknowledged is cut; damage in the middle is reported and kept.
 
-Trap: behind the end of the log there must be only zeros. What is cut or taken back is wiped.
+Trap: behind the end of the log there must be only zeros, so everything that is cut is cleared.
 The rules and their reasons: docs/internals/recovery.md.
 """
 
@@ -57,25 +57,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Apache's times may be ahead of its disk by this much.
+#: The times in Apache's checkpoint may be ahead of its disk by this much.
 _MARGIN_MS = 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What a start found and did."""
+    """The result of a recovery."""
 
-    was_clean: bool  #: the last run ended properly
+    was_clean: bool  #: the last run was shut down gracefully
     used_hint: bool  #: the start came from our own checkpoint
-    start: int  #: where the walk through the log began
+    start: int  #: where the scan of the log began
     start_entries: int  #: entries of all queues below the start, counted from 0
-    end: int  #: where the log ends now
-    records: int  #: how many were checked
-    cut_bytes: int  #: torn tail that was removed
-    cut_reason: str  #: why the log ends where it does, when something was removed
+    end: int  #: the end of the log now
+    records: int  #: the number of checked records
+    cut_bytes: int  #: bytes of the torn tail that was removed
+    cut_reason: str  #: why the log ends there, if something was removed
     removed_files: int
     rebuilt_entries: int
-    rebuilt_all: bool  #: the queues did not fit and were rebuilt from the first file
+    rebuilt_all: bool  #: the queues did not match and were rebuilt from the first file
     damage: tuple[Damage, ...]
     seconds: float
     last_store_ms: int
@@ -83,7 +83,7 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class _Walk:
-    """What one pass through the log has found so far."""
+    """The state of one pass through the log."""
 
     position: int
     filled: int  #: the queues have the entries of all records below
@@ -176,7 +176,7 @@ class Recovery:
                 f"{advice}"
             )
 
-    # ---- where to start
+    # ---- the start
 
     def _choose_start(self) -> int:
         if not self._log.files:
@@ -195,7 +195,7 @@ class Recovery:
                 return each.base
         return self._log.start
 
-    # ---- the walk
+    # ---- the scan
 
     def _pass(self, expected_entries: int | None) -> _Walk:
         if not self._log.files:
@@ -228,7 +228,7 @@ class Recovery:
         return _Walk(self._start, self._start, rebuilding, losses)
 
     def _walk_file(self, file: LogFile, walk: _Walk) -> bool:
-        """Walk to the end of a file; False when the log ends in it."""
+        """Scan to the end of a file; False when the log ends in it."""
         while True:
             fault = self._walk_good_records(file, walk)
             walk.end_fault = fault
@@ -241,7 +241,7 @@ class Recovery:
             behind = self._behind_damage(file, at, fault, walk)
             if behind is None:
                 return False
-            # What was lost bears on the numbers of later records only.
+            # Lost records affect only the numbers of later ones.
             walk.rebuilding.fill_queues()
             reason = fault.value if fault else "the file ends"
             walk.losses.note(Damage(walk.position, behind - walk.position, reason))
@@ -251,7 +251,7 @@ class Recovery:
                 return True
 
     def _walk_good_records(self, file: LogFile, walk: _Walk) -> RecordFault | None:
-        """Walk to the first place without a good record; why there is none, None at the end."""
+        """Scan to the first place without a good record; returns the reason, None at the end."""
         for found in scan_log(file.view, file.base, start=walk.position - file.base):
             block = self._without_torn(file, found)
             records = block.records
@@ -268,7 +268,7 @@ class Recovery:
         return block.fault
 
     def _without_torn(self, file: LogFile, block: ScanResult) -> ScanResult:
-        """The records of a block up to the first that lost a page with the power."""
+        """The records of a block up to the first that lost a page in a power failure."""
         records = block.records
         if self._was_clean:
             return block
@@ -277,7 +277,7 @@ class Recovery:
         elif self._checkpoint.physical_ms > 0:
             is_doubtful = records.store_ms > self._checkpoint.physical_ms - _MARGIN_MS
         else:
-            # How old the record is cannot be known, nor how much would be cut with it.
+            # The age of the record is unknown, and so is how much would be cut with it.
             return block
         torn = first_torn(file.view, records, is_doubtful)
         if torn is None:
@@ -286,7 +286,7 @@ class Recovery:
         return ScanResult(records.rows(slice(torn)), stopped_at, RecordFault.LOST_PAGE)
 
     def _keep_place(self, file: LogFile, at: int, walk: _Walk) -> None:
-        """Keep the number of a lost message if its head can be read, so that no other gets it."""
+        """Reserve the number of a lost message whose head can be read: it must not be reused."""
         size = check_record(file.view, at, file.size, check_crc=False)
         if isinstance(size, int):
             found = scan_log(file.view, file.base, start=at, end=at + size, check_crc=False)
@@ -296,7 +296,7 @@ class Recovery:
     def _behind_damage(
         self, file: LogFile, at: int, fault: RecordFault | None, walk: _Walk
     ) -> int | None:
-        """Where good records go on behind a bad one; None when the log just ends there."""
+        """Where good records continue behind a bad one; None when the log ends there."""
         if fault is RecordFault.LOST_PAGE:
             return None
         if self._hint is not None:
@@ -341,14 +341,14 @@ class Recovery:
     # ---- the end
 
     def _end_log(self, walk: _Walk) -> tuple[int, int]:
-        """Let the log end where the walk ended; the bytes and files that were removed."""
+        """End the log where the scan ended; returns the removed bytes and files."""
         commit_log = self._log
         if not commit_log.files:
             commit_log.end = 0
             return 0, 0
         end = walk.position
         last = commit_log.files[-1]
-        # Nothing lies behind a proper end of ours.
+        # After a graceful shutdown of ours there is nothing behind the end.
         is_ours = self._hint is not None and self._hint.is_clean and walk.records == 0
         if is_ours and last.base <= end and walk.end_fault in (RecordFault.EMPTY, None):
             commit_log.end = end
@@ -366,24 +366,24 @@ class Recovery:
 
 
 def _used_bytes(file: LogFile, at: int) -> int:
-    """How many bytes from `at` on, up to the last one that is not zero, lie in the next MiB."""
+    """How many bytes of the next MiB from `at` on precede its zeros at the end."""
     rest = bytes(file.view[at : at + (1 << 20)])
     return len(rest.rstrip(b"\0"))
 
 
-# Queue entries from records. Blocks of records are decoded by columns and sorted by queue once; the
-# order of the log is kept within a queue. No checksum covers the number of a record in its queue,
-# so each number is compared with what the queue expects (`_is_plausible`).
+# Queue entries from records. Blocks of records are decoded by columns and sorted by queue; within a
+# queue the order of the log is kept. No checksum covers the number of a record in its queue, so
+# each number is compared with the expected one (`_is_plausible`).
 
 
 #: Set in messages that have no place in a queue: prepared and rolled back.
 _NO_ENTRY = 0x4
-#: More lost messages in a row are not believed of a single record, and not filled with entries.
+#: A single record that implies more lost messages than this is not believed.
 _LARGEST_GAP = 100_000
 
 
 class QueueGap(Exception):
-    """A record does not continue its queue: the queues must be made from an earlier record on."""
+    """A record does not continue its queue: the queues must be rebuilt from an earlier record."""
 
 
 class Rebuilding:
@@ -398,19 +398,19 @@ class Rebuilding:
         *,
         is_from_first: bool,
     ) -> None:
-        self.rebuilt = 0  #: entries made
+        self.rebuilt = 0  #: created entries
         self._queues = queues
         self._entry_code = entry_code
         self._losses = losses
-        self._deleted = deleted  #: topic -> offset below which its messages have no queue
+        self._deleted = deleted  #: by topic: the offset below which its messages have no queue
         self._is_from_first = is_from_first  #: there are no earlier records
         self._topics = TopicNumbers()
-        # Of records that are not in the queues yet: topics, queue ids, numbers in the queue, and
-        # what entries hold: offsets, sizes, codes.
+        # Records that are not in the queues yet: topics, queue ids, numbers in the queue, and the
+        # contents of entries: offsets, sizes, codes.
         self._columns: list[tuple[Int64s, Int32s, Int64s, Int64s, Int32s, Int64s]] = []
 
     def add(self, view: memoryview, base: int, records: RecordArrays) -> None:
-        """Take the records of a block of the file that begins at offset `base` of the log."""
+        """Add the records of a block of the file that begins at offset `base` of the log."""
         has_entry = records.sys_flags & _NO_ENTRY == 0
         if not has_entry.all():
             records = records.rows(has_entry)
@@ -437,7 +437,7 @@ class Rebuilding:
         )
 
     def fill_queues(self) -> None:
-        """Give the queues what was added since the last time."""
+        """Append the records added since the last time to the queues."""
         if not self._columns:
             return
         columns = [np.concatenate(parts) for parts in zip(*self._columns, strict=True)]
@@ -463,7 +463,7 @@ class Rebuilding:
             return
         count = len(numbers)
         first = int(numbers[0])
-        # Numbers that rise all along and by as much as there are of them have no gap.
+        # Numbers that always rise, and by as much as there are records, have no gap.
         is_rising = int(numbers[-1]) - first == count - 1 and (numbers[1:] > numbers[:-1]).all()
         if first == queue.max_offset and is_rising:
             offset, size, _ = entries[-1].tolist()
@@ -488,8 +488,8 @@ class Rebuilding:
     def _is_plausible(self, queue: ConsumeQueue, number: int, after: int | None) -> bool:
         """Whether a record can have this number; no checksum covers it.
 
-        Normally it continues its queue. If not, there must be a reason: records before it were
-        lost, or the topic was deleted and made again. The next record of the queue is a witness.
+        Normally it continues its queue. If not, there must be a reason: earlier records were lost,
+        or the topic was deleted and created again. The next record of the queue is a witness.
         """
         gap = number - queue.max_offset
         if gap == 0:
@@ -505,8 +505,8 @@ class Rebuilding:
             return True
         if not self._is_from_first:
             raise QueueGap
-        # Nothing is left to look at: the messages between were in files that are gone. No number
-        # may be given twice, so the queue goes on here. (A far jump needs a witness.)
+        # Nothing is left to compare: the messages between were in deleted files. No number may be
+        # used twice, so the queue continues here. (A large gap needs a witness.)
         if queue.max_offset and gap > _LARGEST_GAP:
             if after is not None:
                 queue.restart()
@@ -515,7 +515,7 @@ class Rebuilding:
 
 
 def _by_queue(topics: Int64s, queue_ids: Int32s) -> NDArray[np.intp]:
-    """The order that brings records of a queue together and keeps the order within it."""
+    """The order that groups records by queue and keeps their order within it."""
     spread = int(queue_ids.max()) + 1
     keys = topics * spread + queue_ids
     if queue_ids.min() >= 0 and keys.max() <= np.iinfo(np.uint16).max:
@@ -526,7 +526,7 @@ def _by_queue(topics: Int64s, queue_ids: Int32s) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A stretch of the log whose records are lost."""
+    """A range of the log whose records are lost."""
 
     offset: int
     size: int
@@ -562,7 +562,7 @@ _CLEAN = 1
 
 
 class Hint(NamedTuple):
-    """What our own broker knows at a checkpoint."""
+    """The state of our own broker at a checkpoint."""
 
     file_size: int
     queue_file_entries: int
@@ -571,7 +571,7 @@ class Hint(NamedTuple):
     flushed: int
     indexed: int
     index_last: int
-    is_clean: bool = False  #: written by a proper shutdown, after everything else
+    is_clean: bool = False  #: written last, by a graceful shutdown
 
 
 class Checkpoint(NamedTuple):
@@ -586,7 +586,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def safe_ms(self) -> int:
-        """Messages stored before are on the disk, in log and queues."""
+        """Messages stored before this are on the disk, in log and queues."""
         return max(0, min(self.physical_ms, self.logical_ms) - _MARGIN_MS)
 
     def pack(self) -> bytes:
@@ -611,7 +611,7 @@ def read_checkpoint(path: Path, files: DiskFiles) -> Checkpoint:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint, files: DiskFiles) -> None:
-    """Write it over the old one and return when it is on the disk."""
+    """Replace the file; returns when it is on the disk."""
     is_new = not files.exists(path)
     fd = files.open(path, create=True)
     try:
@@ -632,23 +632,23 @@ def _unpack_hint(page: bytes) -> Hint | None:
     return hint if 0 <= hint.durable <= hint.flushed else None
 
 
-# Durability rounds: everything known now is brought to the disk in steps, then the checkpoint's
-# `durable` offset moves. docs/internals/recovery.md says when a round begins and what the index
-# does.
+# Durability rounds: everything that is stored now is flushed in steps, then the checkpoint's
+# `durable` offset moves. docs/internals/recovery.md says when a round begins and how the index
+# takes part.
 
-#: Queues that double the log that a round waits for.
+#: This number of queues doubles the amount of log that a round waits for.
 _QUEUES_TO_DOUBLE = 512
-#: Rounds' worth of log after which the index takes part in one, whatever the time.
+#: After this many rounds' worth of log the index takes part in one, whatever the time.
 _INDEX_ROUNDS = 4
-#: How long a step may write queues, in seconds, and how many it writes between looks at the clock.
+#: How long a step may write queues, in seconds, and after how many it checks the clock.
 _STEP = 0.005
 _BETWEEN_LOOKS = 8
-#: When a queue that the disk did not take is tried again, in seconds: nothing is stored meanwhile.
+#: Seconds until a queue that the disk refused is tried again; nothing is stored meanwhile.
 _RETRY = 1.0
 
 
 class Durability:
-    """Rounds of flushing, and the checkpoint that tells of them."""
+    """Rounds of flushing, and the checkpoint that records them."""
 
     def __init__(
         self,
@@ -668,7 +668,7 @@ class Durability:
     ) -> None:
         self.durable = durable
         self._entries = entries  #: entries of all queues that point below `durable`
-        self.is_wanted = False  #: a round begins at the next step, and is announced
+        self.is_wanted = False  #: a round begins at the next step, and is recorded
         self._path = path
         self._log = commit_log
         self._queues = queues
@@ -683,15 +683,15 @@ class Durability:
         self._written = checkpoint
         self._round: _Round | None = None
         self._round_ended = self._checkpoint_begun = clock.monotonic()
-        #: When the index was last to be flushed, and how far it was.
+        #: When the index last had to be flushed, and its position then.
         self._index_tried = (self._round_ended, indexing.position if indexing else 0)
         self._checkpoint_job: Job | None = None
         self._is_checkpoint_wanted = False
-        # A point in the log and its time, announced when the log is flushed beyond it.
+        # A position in the log and its time, recorded when the log is flushed beyond it.
         self._mark = (commit_log.end, appender.last_store_ms)
 
     def step(self) -> None:
-        """Do a bounded part of what is due."""
+        """Do a bounded part of the due work."""
         now = self._clock.monotonic()
         if self._round is None:
             if self._is_round_due(now):
@@ -705,7 +705,7 @@ class Durability:
             self._write_checkpoint_if_changed()
 
     def finish(self) -> None:
-        """Bring everything to the disk now; for a proper shutdown."""
+        """Flush everything now; for a graceful shutdown."""
         self.catch_up()
         if self._checkpoint_job is not None:
             self._checkpoint_job.wait()
@@ -713,8 +713,8 @@ class Durability:
         self._write(self._current(is_clean=self.durable == self._log.end))
 
     def catch_up(self) -> None:
-        """Move `durable` to all that is in the queues now, unless the disk does not take it."""
-        # One round may be under way that began with less.
+        """Move `durable` to the present end of the queues, unless the disk refuses."""
+        # One round may be running that began with less.
         for _ in range(2):
             if self._round is None:
                 self._begin_round()
@@ -722,7 +722,7 @@ class Durability:
                 pass
 
     def write_first_checkpoint(self) -> None:
-        """Say at once what this store is made of; the next start relies on it."""
+        """Write a first checkpoint immediately; the next start relies on it."""
         self._write(self._current())
 
     # ---- rounds
@@ -744,7 +744,7 @@ class Durability:
         indexing = self._indexing
         if indexing is None or indexing.position <= indexing.durable_position:
             return False
-        # Since it was last tried: what cannot be flushed is not to be tried all the time.
+        # Since the last attempt: a file that cannot be flushed must not be tried all the time.
         tried_at, position = self._index_tried
         return (
             now - tried_at >= self._settings.durable_interval
@@ -763,7 +763,7 @@ class Durability:
         )
 
     def _advance_round(self, queue_count: int, *, wait: bool = False) -> bool:
-        """One step of a round; True when it is over."""
+        """One step of a round; True when it is complete."""
         current = self._round
         assert current is not None  # noqa: S101 - the caller has looked
         if current.queues:
@@ -802,14 +802,14 @@ class Durability:
     def _write_queues(self, current: _Round, queue_count: int) -> bool:
         began = self._clock.monotonic()
         for count in range(min(queue_count, len(current.queues))):
-            # New files take ten times as long as those that are there.
+            # New files take ten times as long as existing ones.
             is_look = count % _BETWEEN_LOOKS == _BETWEEN_LOOKS - 1
             if is_look and self._clock.monotonic() - began > _STEP:
                 break
             queue = current.queues[-1]
             if not self._queues.write(queue):
-                # The disk is full. All that is left stays in memory and takes part in the next
-                # round; this one must not say that it is durable.
+                # The disk is full. The rest stays in memory and takes part in the next round; this
+                # one must not count it as durable.
                 for left in current.queues:
                     left.is_dirty = False
                     self._queues.mark_dirty(left)
@@ -833,7 +833,7 @@ class Durability:
         return False
 
     def _sync(self, current: _Round) -> None:
-        """Worker: flush what the round has written. What was deleted meanwhile needs no flush."""
+        """Worker: flush the files of the round. Files that were deleted meanwhile need no flush."""
         for path in current.paths:
             try:
                 fd = self._files.open(path)
@@ -854,8 +854,9 @@ class Durability:
     # ---- the checkpoint
 
     def _take_times(self) -> None:
-        # The time of the last flushed message, not the latest of all: after a clock that was ahead
-        # was corrected, the latest would call messages safe for as long as it had been ahead.
+        # The time of the last flushed message, not the latest time: after a clock that was ahead
+        # was corrected, the latest time would count messages as safe for as long as it had been
+        # ahead.
         end, store_ms = self._mark
         if self._flusher.flushed >= end:
             self._mark = (self._log.end, self._appender.last_store_ms)
@@ -902,14 +903,14 @@ class Durability:
 
 @dataclass(slots=True)
 class _Round:
-    """One way from memory to disk."""
+    """One round from memory to disk."""
 
-    target: int  #: durable when the round is over
+    target: int  #: durable when the round is complete
     store_ms: int
-    queues: list[ConsumeQueue]  #: still to be written
-    #: How many entries each queue had when the round began.
+    queues: list[ConsumeQueue]  #: queues that are not written yet
+    #: The number of entries of each queue at the start of the round.
     entries: dict[ConsumeQueue, int]
-    is_wanted: bool  #: a caller relies on it: the checkpoint follows immediately
+    is_wanted: bool  #: a caller waits for it: the checkpoint follows immediately
     written: list[ConsumeQueue] = field(default_factory=list)
     bases: dict[ConsumeQueue, set[int]] = field(default_factory=dict)
     paths: list[Path] = field(default_factory=list)

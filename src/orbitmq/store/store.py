@@ -64,7 +64,7 @@ _UNLIMITED: Final = 1 << 62
 
 
 class Store:
-    """The messages of one broker. Constructing it opens the folder and repairs it after a crash."""
+    """The messages of one broker. Creating it opens the folder and repairs it after a crash."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Store:
             self._wake,
             background=background,
         )
-        self.recovery = parts.recovery  #: what opening found and did
+        self.recovery = parts.recovery  #: the result of recovery
         self._log = parts.log
         self._queues = parts.queues
         self._appender = parts.appender
@@ -102,7 +102,7 @@ class Store:
         self._finding = parts.finding
         self._durability = parts.durability
         self._retention = parts.retention
-        #: the log as masters send it and as slaves take it
+        #: the log as masters send it and slaves receive it
         self.mirroring = Mirroring(
             parts.log,
             parts.queues,
@@ -111,7 +111,7 @@ class Store:
             parts.refusal,
             deleted=parts.deletions.by_topic,
         )
-        # Called for every message: without a detour.
+        # Called for every message, so it is not wrapped.
         self.append = self._appender.append
         self.append_batch = self._appender.append_batch
         self.take_time_anew = self._appender.take_time_anew
@@ -119,35 +119,35 @@ class Store:
     # ---- writing
 
     def on_arrival(self, call: Callable[[Sequence[Arrivals]], None] | None) -> None:
-        """Have messages announced as soon as they can be read: in `write`, or after the flush."""
+        """Announce messages as soon as they can be read: in `write`, or after the flush."""
         self._appender.arrived = call
 
     def write(self) -> int:
-        """Write what was appended in this turn, all or nothing; where the log ends now."""
+        """Write what was appended in this turn, all or nothing; returns the end of the log."""
         end = self._appender.write()
         if self._is_sync:
             self._flusher.ask(end)
         return end
 
     def discard(self) -> None:
-        """Forget what was appended since the last `write`."""
+        """Drop what was appended since the last `write`."""
         self._appender.discard()
 
     def when_flushed(self, upto: int, call: WhenFlushed) -> None:
-        """Call, in the owner's thread, when the log below `upto` is on the disk, or has failed."""
+        """Call in the owner's thread when the log below `upto` is on the disk, or has failed."""
         if self._flusher.when_flushed(upto, call):
             self.settle()
 
     def wait_flushed(self, upto: int, timeout: float | None = None) -> bool:
-        """Wait here for the same; False when time is up, StoreFailed when the disk failed."""
+        """Wait for the same; False after the timeout, `StoreFailed` when the disk failed."""
         try:
             return self._flusher.wait(upto, timeout)
         finally:
             self.settle()
 
     def settle(self) -> None:
-        """Announce what has become readable, and answer the requests that wait for a flush."""
-        # Read once: the flusher goes on meanwhile, and no send may be acknowledged before readers
+        """Announce messages that became readable, and answer requests that wait for a flush."""
+        # Read once: the flusher continues meanwhile, and no send may be acknowledged before readers
         # can see its message.
         flushed = self._flusher.flushed
         if self._is_sync:
@@ -155,7 +155,7 @@ class Store:
         self._flusher.settle(flushed)
 
     def tick(self) -> None:
-        """Do a bounded part of the work in the background; to be called a few times a second."""
+        """Do a bounded part of the background work; to be called a few times a second."""
         self._flusher.flush_now()
         self.settle()
         self._log.rest(self._flusher.flushed)
@@ -165,7 +165,7 @@ class Store:
             self._durability.step()
 
     def clean(self) -> CleanReport:
-        """Delete what is too old or too much, and look at the disk; every ten seconds or so."""
+        """Delete expired files and check the disk; to be called about every ten seconds."""
         report = self._retention.run(self._clock.now())
         self._parts.try_to_write()
         return report
@@ -188,10 +188,10 @@ class Store:
         in_bulk: bool = False,
         judge: int = 0,
     ) -> ReadResult:
-        """The messages of a queue from `offset` on that the filter lets pass.
+        """The messages of a queue from `offset` on that match the filter.
 
-        A filter that has to look into messages looks into `judge` at a time, if that is given:
-        the result may have a `rest` then, to go on with.
+        A filter that has to inspect messages inspects `judge` at a time, if given; the result may
+        then have a `rest` to continue with.
         """
         if not self._parts.is_open:
             raise StoreClosed(self.root)
@@ -213,14 +213,14 @@ class Store:
         return queue.min_offset if queue else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the next message to become readable has; 0 for an unknown queue."""
+        """The offset of the next message to become readable; 0 for an unknown queue."""
         queue = self._queue(topic, queue_id)
         return queue.max_offset if queue else 0
 
     def offset_by_time(
         self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER
     ) -> int:
-        """The offset that belongs to an instant, within the bounds of the queue."""
+        """The offset for a time, within the bounds of the queue."""
         return offset_by_time(self._queue(topic, queue_id), self._log, time_ms, boundary)
 
     def earliest_store_time(self, topic: str, queue_id: int) -> int:
@@ -231,7 +231,7 @@ class Store:
         return time_of(queue, self._log, queue.min_offset)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """When a message of a queue was stored, in milliseconds; -1 when it is not there."""
+        """When a message of a queue was stored, in milliseconds; -1 if it does not exist."""
         queue = self._queue(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return -1
@@ -240,7 +240,7 @@ class Store:
     def queue_entries(
         self, topic: str, queue_id: int, first: int, count: int
     ) -> list[tuple[int, int, int]] | None:
-        """Offset in the log, size and tag code of entries of a queue; None when there is none."""
+        """Offset in the log, size and tag code of entries of a queue; None without any."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return None
@@ -251,21 +251,21 @@ class Store:
         ]
 
     def message_at(self, physical_offset: int) -> memoryview:
-        """The checked record that begins at an offset of the log."""
+        """The verified record that begins at an offset of the log."""
         self._check_open()
         return self._finding.message_at(physical_offset)
 
     def written_at(self, physical_offset: int) -> memoryview:
-        """The same, also if it is not flushed yet: no consumer may see it before it is.
+        """The same, also if it is not flushed yet: no consumer may see it before.
 
-        Whatever is stored because of it comes behind it in the log, so the disk has both, or only
-        this one, or neither.
+        Messages that are stored because of it come behind it in the log, so the disk has both, or
+        only this one, or neither.
         """
         self._check_open()
         return self._finding.written_at(physical_offset)
 
     def message_by_offset_id(self, offset_id: str) -> memoryview:
-        """The checked record that an offset id names."""
+        """The verified record of an offset id."""
         self._check_open()
         return self._finding.message_by_offset_id(offset_id)
 
@@ -274,9 +274,9 @@ class Store:
     ) -> Iterator[memoryview | None]:
         """Messages of a topic with this key or this unique id, newest first, in short rounds.
 
-        A None stands for a round that found nothing. Others may use the store between two rounds;
-        if it is closed, the next one raises. All that can be read are found, unless the index is
-        further behind than a look-up may catch up with (`StoreSettings.index_catch_up`).
+        None stands for a round without a result. The store may be used between two rounds; if it is
+        closed, the next one raises. All readable messages are found, unless the index is further
+        behind than a look-up may catch up with (`StoreSettings.index_catch_up`).
         """
         self._check_open()
         return self._while_open(self._finding.looking_up(topic, key, begin_ms, end_ms))
@@ -294,7 +294,7 @@ class Store:
         if not self._parts.is_open:
             raise StoreClosed(self.root)
 
-    # ---- the whole
+    # ---- the whole store
 
     def queues(self) -> list[QueueState]:
         """All queues and their bounds."""
@@ -304,16 +304,16 @@ class Store:
         ]
 
     def deleted_below(self, topic: str) -> int:
-        """The end of the log when the topic was last deleted: messages below are gone; else 0."""
+        """The end of the log at the topic's last deletion: messages below are deleted; else 0."""
         return self._parts.deletions.by_topic.get(topic, 0)
 
     def delete_topic(self, topic: str, *, is_noted: bool = False) -> int:
-        """Forget the queues of a topic; its messages go with the log. How many queues there were.
+        """Drop the queues of a topic and its messages; returns the number of queues.
 
-        A topic without queues is none to the store, unless its deletion is to be noted all the
-        same (`is_noted`): code that keeps messages of it elsewhere asks `deleted_below` about them.
-        The disk knows of it when this returns. Recovery's start is moved beyond the messages soon,
-        because queues that are gone would make it begin at the first file.
+        A topic without queues is unknown to the store, but `is_noted` records its deletion anyway,
+        for code that keeps its messages elsewhere and calls `deleted_below`. The deletion is on the
+        disk when this returns. Recovery's start is moved beyond the messages soon, because missing
+        queues would make it begin at the first file.
         """
         self.write()
         check_topic(topic)
@@ -323,10 +323,10 @@ class Store:
         return self._forget_queues(topic)
 
     def delete_topic_below(self, topic: str, below: int) -> bool:
-        """Delete a topic as a master has, whose messages of it below this offset are deleted.
+        """Delete a topic as a master has: its messages below this offset.
 
-        Those that are yet to come get into no queue. False, and nothing is done, when there are
-        messages beyond: they may be of a topic that was made again.
+        Messages that are still to be received get no queue. Does nothing and returns False when
+        there are messages beyond the offset: the topic may have been created again.
         """
         self.write()
         check_topic(topic)
@@ -338,14 +338,14 @@ class Store:
         return True
 
     def deletions(self) -> dict[str, int]:
-        """The topics that `deleted_below` knows something of."""
+        """The topics with an entry in `deleted_below`."""
         return dict(self._parts.deletions.by_topic)
 
     def follow_deletions(self, master: Mapping[str, int]) -> None:
         """Delete what a master has deleted: of every topic the messages below an offset.
 
-        A queue that goes on beyond is one of a topic that was made again. Its numbers started over,
-        and so did it: nothing in it is older.
+        A queue that continues beyond it belongs to a topic that was created again. Its numbers
+        started over, so nothing in it is older.
         """
         known, start = self._parts.deletions.by_topic, self._log.start
         news = {
@@ -365,7 +365,7 @@ class Store:
         return self._queues.delete_topic(topic)
 
     def statistics(self) -> StoreStatistics:
-        """Numbers for an operator."""
+        """Figures for operators."""
         refusal = self._parts.refusal()
         return StoreStatistics(
             log_start=self._log.start,
@@ -384,9 +384,9 @@ class Store:
         )
 
     def close(self) -> None:
-        """Bring everything to the disk and leave the folder to others.
+        """Flush everything and release the folder.
 
-        When that fails the folder is left all the same, marked as after a crash.
+        If that fails, the folder is released all the same, marked as after a crash.
         """
         if not self._parts.is_open:
             return
@@ -409,7 +409,7 @@ class Store:
             self._leave()
 
     def abandon(self) -> None:
-        """Leave the folder as a crash would: nothing more is written or flushed."""
+        """Release the folder as after a crash: nothing more is written or flushed."""
         self._leave()
 
     def __enter__(self) -> Self:
@@ -436,7 +436,7 @@ class Store:
         self._parts.release()
 
     def _wake(self) -> None:
-        """Flusher thread: have the owner look, if it still can."""
+        """Flusher thread: notify the owner, if it still exists."""
         post = self._post
         if post is not None:
             try:
@@ -445,14 +445,14 @@ class Store:
                 log.debug("the owner's loop is closed")
 
 
-# Opening, in the order of trust: lock the folder; see log and queues as they are; recover; flush
+# Opening, in the order of trust: lock the folder; open log and queues as they are; recover; flush
 # what recovery accepted; only then start the parts that rely on it and set the mark of a crash,
-# which a proper shutdown removes. On a disk that takes no writes the last step is left out and
-# retried later; nothing may be written before it, or the next start would assume a proper shutdown.
+# which a graceful shutdown removes. On a read-only disk the last step is left out and retried
+# later; nothing may be written before it, or the next start would assume a graceful shutdown.
 
 
 class StoreParts:
-    """The parts of an open store. Constructing it opens them; a failure leaves nothing open."""
+    """The parts of an open store. Creating it opens them; a failure leaves nothing open."""
 
     def __init__(
         self,
@@ -466,7 +466,7 @@ class StoreParts:
         background: bool,
     ) -> None:
         self.is_open = True
-        self.is_read_only = True  #: the disk takes no writes
+        self.is_read_only = True  #: the disk is read-only
         self._why_read_only: OSError | None = None
         self._root = root
         self._settings = settings
@@ -548,7 +548,7 @@ class StoreParts:
             self._why_read_only = error
 
     def try_to_write(self) -> None:
-        """Make a store writable that was opened while the disk took no writes."""
+        """Make a store writable that was opened on a read-only disk."""
         if self.is_open and self.is_read_only and self.flusher.failure is None:
             try:
                 self._begin_writing()
@@ -560,8 +560,8 @@ class StoreParts:
     def _begin_writing(self) -> None:
         root, files = self._root, self._files
         self._trust_what_was_found()
-        # A crash may have come between the note of a deletion and the end of the files. Before the
-        # notes are fitted: those of messages that are gone from the log are forgotten there.
+        # A crash may have come between the record of a deletion and the deletion of the files. Done
+        # before the records are trimmed, which drops those of messages that have left the log.
         self.durability.is_wanted |= self.queues.delete_below(self.deletions.by_topic) > 0
         self.deletions.fit(self.log.start, self.log.end)
         files.write_bytes(root / "abort", str(files.process_id()).encode())
@@ -570,10 +570,10 @@ class StoreParts:
         self.is_read_only = False
 
     def _trust_what_was_found(self) -> None:
-        """Bring what recovery accepted to the disk before a caller relies on it.
+        """Flush what recovery accepted before a caller relies on it.
 
-        It may be in the page cache only: never flushed, or not written by a flush that failed,
-        after which the pages count as clean. Writing it once more makes sure.
+        It may be in the page cache only: never flushed, or after a failed flush, when its pages
+        count as clean. Writing it again makes sure.
         """
         report = self.recovery
         try:
@@ -605,7 +605,7 @@ class StoreParts:
         return Indexing(index, self.log, min(position, self.log.end), self._clock)
 
     def refusal(self) -> WriteRefused | None:
-        """Why nothing can be written now."""
+        """The reason why nothing can be written now."""
         root = self._root
         if not self.is_open:
             return StoreClosed(root)
