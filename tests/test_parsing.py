@@ -15,27 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbitmq import parsing
 from orbitmq.errors import SettingError
-from orbitmq.parsing import (
-    Duration,
-    NotAllowed,
-    Zone,
-    as_json,
-    as_text,
-    duration,
-    duration_of,
-    epoch,
-    fill,
-    instance,
-    instant_of,
-    kind_of,
-    moment,
-    positive,
-    seconds,
-    switch,
-    whole,
-    whole_of,
-)
 
 LOCAL = datetime(2026, 1, 31, 23, 59, 59).astimezone().timestamp()
 
@@ -65,11 +46,11 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
 @given(st.sampled_from(list(KINDS)).flatmap(lambda t: st.tuples(st.just(t), KINDS[t])))
 def test_every_value_can_be_given_again_as_text_and_as_toml(case):
     declared, value = case
-    kind = kind_of(declared)
+    kind = parsing.kind_of(declared)
 
-    assert kind.from_text(as_text(value)) == value
+    assert kind.from_text(parsing.as_text(value)) == value
     if value is not None:
-        assert kind.from_toml(as_json(value)) == value
+        assert kind.from_toml(parsing.as_json(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -89,23 +70,23 @@ def test_every_value_can_be_given_again_as_text_and_as_toml(case):
         (int | None, "5", 5),
         (int | None, "none", None),
         (int | None, "", None),
-        (Duration, "1.5m", 90.0),
-        (Duration, "500ms", 0.5),
-        (Duration, "3", 3.0),
-        (Duration | None, "2h", 7200.0),
+        (parsing.Duration, "1.5m", 90.0),
+        (parsing.Duration, "500ms", 0.5),
+        (parsing.Duration, "3", 3.0),
+        (parsing.Duration | None, "2h", 7200.0),
         (Literal["a", "B"], "B", "B"),
         (Colour, "red", Colour.RED),
         (Colour, " RED ", Colour.RED),
-        (Zone, "UTC", "UTC"),
-        (Zone, "+02:00", "+02:00"),
+        (parsing.Zone, "UTC", "UTC"),
+        (parsing.Zone, "+02:00", "+02:00"),
         (tuple[str, ...], "a:1;b:2, c:3,", ("a:1", "b:2", "c:3")),
     ],
 )
 def test_texts_become_values_of_the_declared_type(declared, text, value, monkeypatch):
     monkeypatch.setenv("HOME", "/somewhere")
 
-    assert kind_of(declared).from_text(text) == value
-    assert kind_of(declared).read(text) == value
+    assert parsing.kind_of(declared).from_text(text) == value
+    assert parsing.kind_of(declared).read(text) == value
 
 
 @pytest.mark.parametrize(
@@ -114,13 +95,13 @@ def test_texts_become_values_of_the_declared_type(declared, text, value, monkeyp
         (int, 5, 5),
         (float, 2, 2.0),
         (bool, False, False),
-        (Duration, 3, 3.0),
+        (parsing.Duration, 3, 3.0),
         (tuple[int, ...], [1, 2], (1, 2)),
     ],
 )
 def test_toml_values_become_values_of_the_declared_type(declared, value, read):
-    assert kind_of(declared).from_toml(value) == read
-    assert kind_of(declared).read(value) == read
+    assert parsing.kind_of(declared).from_toml(value) == read
+    assert parsing.kind_of(declared).read(value) == read
 
 
 @pytest.mark.parametrize(
@@ -137,17 +118,17 @@ def test_toml_values_become_values_of_the_declared_type(declared, value, read):
         (Literal["a"], "b"),
         (Path, ""),
         (Path, "a\0b"),
-        (Duration, "soon"),
-        (Duration, "5 fortnights"),
-        (Duration, "nan"),
-        (Zone, "Atlantis"),
+        (parsing.Duration, "soon"),
+        (parsing.Duration, "5 fortnights"),
+        (parsing.Duration, "nan"),
+        (parsing.Zone, "Atlantis"),
         (tuple[float, ...], "1,two"),
     ],
 )
 def test_other_texts_are_refused_with_what_is_allowed(declared, text):
-    kind = kind_of(declared)
+    kind = parsing.kind_of(declared)
 
-    with pytest.raises(NotAllowed) as refused:
+    with pytest.raises(parsing.NotAllowed) as refused:
         kind.from_text(text)
 
     assert refused.value.allowed == kind.allowed
@@ -166,30 +147,30 @@ def test_other_texts_are_refused_with_what_is_allowed(declared, text):
         (str, 1),
         (Colour, 1),
         (Path, 5),
-        (Duration, True),
+        (parsing.Duration, True),
         (tuple[str, ...], "a"),
         (tuple[int, ...], [1, "2"]),
     ],
 )
 def test_toml_values_of_another_type_are_refused(declared, value):
-    with pytest.raises(NotAllowed):
-        kind_of(declared).from_toml(value)
+    with pytest.raises(parsing.NotAllowed):
+        parsing.kind_of(declared).from_toml(value)
 
 
 def test_a_type_that_cannot_be_read_is_an_error_of_the_program():
     with pytest.raises(TypeError, match="dict"):
-        kind_of(dict[str, str])
+        parsing.kind_of(dict[str, str])
 
 
 @pytest.mark.parametrize(
     ("convert", "text", "value"),
     [
-        (whole_of, "0", 0),
-        (whole_of, "9223372036854775807", 2**63 - 1),
-        (duration_of, " 15 M ", 900.0),
-        (instant_of, "1700000000123", 1_700_000_000.123),
-        (instant_of, 1500, 1.5),
-        (instant_of, "2026-11-15T16:00:00+08:00", 1_794_729_600.0),
+        (parsing.whole_of, "0", 0),
+        (parsing.whole_of, "9223372036854775807", 2**63 - 1),
+        (parsing.duration_of, " 15 M ", 900.0),
+        (parsing.instant_of, "1700000000123", 1_700_000_000.123),
+        (parsing.instant_of, 1500, 1.5),
+        (parsing.instant_of, "2026-11-15T16:00:00+08:00", 1_794_729_600.0),
     ],
 )
 def test_the_value_of_a_text(convert, text, value):
@@ -199,33 +180,33 @@ def test_the_value_of_a_text(convert, text, value):
 @pytest.mark.parametrize(
     ("convert", "text"),
     [
-        (whole_of, "-1"),
-        (whole_of, "1_0"),
-        (whole_of, "9223372036854775808"),
-        (duration_of, "15"),
-        (duration_of, "m"),
-        (instant_of, "2026-11-15T16:00:00"),
-        (instant_of, "1960-01-01T00:00:00Z"),
-        (instant_of, "999999999999999"),
-        (instant_of, True),
-        (instant_of, 1.5),
+        (parsing.whole_of, "-1"),
+        (parsing.whole_of, "1_0"),
+        (parsing.whole_of, "9223372036854775808"),
+        (parsing.duration_of, "15"),
+        (parsing.duration_of, "m"),
+        (parsing.instant_of, "2026-11-15T16:00:00"),
+        (parsing.instant_of, "1960-01-01T00:00:00Z"),
+        (parsing.instant_of, "999999999999999"),
+        (parsing.instant_of, True),
+        (parsing.instant_of, 1.5),
     ],
 )
 def test_a_text_without_a_value_is_refused(convert, text):
-    with pytest.raises(NotAllowed):
+    with pytest.raises(parsing.NotAllowed):
         convert(text)
 
 
 @pytest.mark.parametrize(
     ("read", "value", "expected"),
     [
-        (seconds, 3, 3.0),
-        (seconds, timedelta(milliseconds=1500), 1.5),
-        (epoch, 12.5, 12.5),
-        (epoch, datetime(1970, 1, 2, tzinfo=UTC), 86_400.0),
-        (moment, "1970-01-02T00:00:00+00:00", 86_400.0),
-        (moment, "20260131235959", LOCAL),
-        (moment, "2026-01-31#23:59:59:500", LOCAL + 0.5),
+        (parsing.seconds, 3, 3.0),
+        (parsing.seconds, timedelta(milliseconds=1500), 1.5),
+        (parsing.epoch, 12.5, 12.5),
+        (parsing.epoch, datetime(1970, 1, 2, tzinfo=UTC), 86_400.0),
+        (parsing.moment, "1970-01-02T00:00:00+00:00", 86_400.0),
+        (parsing.moment, "20260131235959", LOCAL),
+        (parsing.moment, "2026-01-31#23:59:59:500", LOCAL + 0.5),
     ],
 )
 def test_durations_and_times_are_read_as_seconds(read, value, expected):
@@ -236,10 +217,10 @@ def test_durations_and_times_are_read_as_seconds(read, value, expected):
 @pytest.mark.parametrize(
     ("check", "allowed"),
     [
-        (seconds, "seconds"),
-        (duration, "seconds"),
-        (epoch, "seconds since the epoch"),
-        (positive, "a number above 0"),
+        (parsing.seconds, "seconds"),
+        (parsing.duration, "seconds"),
+        (parsing.epoch, "seconds since the epoch"),
+        (parsing.positive, "a number above 0"),
     ],
 )
 def test_what_is_no_number_is_refused_by_name(check, allowed, value):
@@ -250,17 +231,22 @@ def test_what_is_no_number_is_refused_by_name(check, allowed, value):
 @pytest.mark.parametrize(
     ("check", "value", "bounds", "text"),
     [
-        (whole, 1.5, {}, "n must be a whole number, 1 or more, got 1.5"),
-        (whole, True, {"most": 9}, "n must be a whole number, 1 to 9, got True"),
-        (whole, 0, {}, "n must be 1 or more, got 0"),
-        (whole, 2**31, {"least": 0, "most": 2**30}, "n must be 0 to 1073741824, got 2147483648"),
-        (duration, 0, {}, "n must be positive, got 0"),
-        (duration, 5, {"least": 10}, "n must be 10 or more seconds, got 5"),
-        (duration, 5, {"most": 2.5}, "n must be at most 2.5 seconds, got 5"),
-        (positive, 0, {}, "n must be a number above 0, got 0"),
-        (moment, "soon", {}, "n must be like 2026-01-31T23:59:59, "),
-        (switch, 1, {}, "n must be True or False, got 1"),
-        (instance, "hidden", {"wanted": Path}, "n must be an object of Path, got str"),
+        (parsing.whole, 1.5, {}, "n must be a whole number, 1 or more, got 1.5"),
+        (parsing.whole, True, {"most": 9}, "n must be a whole number, 1 to 9, got True"),
+        (parsing.whole, 0, {}, "n must be 1 or more, got 0"),
+        (
+            parsing.whole,
+            2**31,
+            {"least": 0, "most": 2**30},
+            "n must be 0 to 1073741824, got 2147483648",
+        ),
+        (parsing.duration, 0, {}, "n must be positive, got 0"),
+        (parsing.duration, 5, {"least": 10}, "n must be 10 or more seconds, got 5"),
+        (parsing.duration, 5, {"most": 2.5}, "n must be at most 2.5 seconds, got 5"),
+        (parsing.positive, 0, {}, "n must be a number above 0, got 0"),
+        (parsing.moment, "soon", {}, "n must be like 2026-01-31T23:59:59, "),
+        (parsing.switch, 1, {}, "n must be True or False, got 1"),
+        (parsing.instance, "hidden", {"wanted": Path}, "n must be an object of Path, got str"),
     ],
 )
 def test_the_refusal_says_what_is_allowed(check, value, bounds, text):
@@ -294,12 +280,12 @@ class Source:
 
 
 def test_a_record_is_filled_from_the_attributes_of_the_first_source_that_has_them():
-    filled = fill(Outer, None, Source(), SimpleNamespace(kind="other", remark="so"))
+    filled = parsing.fill(Outer, None, Source(), SimpleNamespace(kind="other", remark="so"))
 
     assert filled == Outer("red", 7, (Inner("a"),), "so")
-    assert fill(Outer, Source(), total=8) == Outer("red", 8, (Inner("a"),))
+    assert parsing.fill(Outer, Source(), total=8) == Outer("red", 8, (Inner("a"),))
 
 
 def test_a_field_that_no_source_has_is_an_error_of_the_program():
     with pytest.raises(msgspec.ValidationError, match="total"):
-        fill(Outer, SimpleNamespace(kind="red", inner=()))
+        parsing.fill(Outer, SimpleNamespace(kind="red", inner=()))

@@ -16,9 +16,7 @@ from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies import (
     CreateGroupList,
     CreateTopicList,
-    DelayOffsets,
     GroupForbidden,
-    GroupList,
     KVTable,
     ProducerConnection,
     ProducerTable,
@@ -27,9 +25,7 @@ from orbitmq.wire.bodies import (
     SubscriptionGroupTable,
     TimerMetrics,
     TopicConfig,
-    TopicConfigDetail,
     TopicConfigTable,
-    TopicList,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.codes import RequestCode as Code
@@ -185,25 +181,6 @@ def version_of(table: TopicConfigTable | SubscriptionGroupTable) -> str:
     return encode_body(table.data_version).decode()
 
 
-async def config_of(client: RawClient, topic: str) -> TopicConfigDetail:
-    return await told(
-        client, TopicConfigDetail, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic=topic)
-    )
-
-
-async def test_a_topic_is_created_changed_and_shown(client):
-    created = await create(
-        client, "orders", read_queue_nums=3, write_queue_nums=2, attributes="+message.type=FIFO"
-    )
-    changed = await create(client, "orders", read_queue_nums=5, perm=4, order=True)
-
-    config = await config_of(client, "orders")
-    assert created.code == changed.code == ResponseCode.SUCCESS
-    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (5, 4, 4)
-    assert config.order
-    assert config.attributes == {"message.type": "FIFO"}
-
-
 @pytest.mark.parametrize(
     ("topic", "fields", "code"),
     [
@@ -294,12 +271,6 @@ async def test_a_system_topic_cannot_be_deleted(broker, client, topic):
 
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert len(broker.parts.topics) == before
-
-
-async def test_an_unknown_topic_is_not_shown(client):
-    answer = await ask(client, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic="never"))
-
-    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_pages_together_are_all_topics_and_so_is_an_answer_without_pages(broker, client):
@@ -473,23 +444,6 @@ async def test_producers_are_shown_by_group_and_all_together(client):
     assert everybody.data["makers"][0].last_update_timestamp > 1_700_000_000_000
 
 
-async def test_a_topic_is_consumed_by_who_is_there_and_by_who_has_progress(broker, client):
-    await client.stored("orders")
-    await client.heartbeat("me", subscription("orders"), group="online")
-    broker.parts.groups.find("before", now=0)
-    await client.report("orders", 1, consumer_group="before")
-
-    groups = await told(
-        client, GroupList, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequest(topic="orders")
-    )
-    topics = await told(
-        client, TopicList, RequestCode.QUERY_TOPICS_BY_CONSUMER, GroupRequest(group="before")
-    )
-
-    assert groups.group_list == ("before", "online")
-    assert topics == TopicList(broker_addr=str(broker.address), topic_list=("orders",))
-
-
 async def test_what_a_group_wants_of_a_topic_is_told_if_it_is_there(client):
     await client.heartbeat("me", subscription("orders", "red"))
     code = RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
@@ -632,12 +586,6 @@ async def test_keys_that_are_numbers_are_bare_for_old_slaves_only(
     answer = await ask(slave, RequestCode.GET_ALL_CONSUMER_OFFSET)
 
     assert b'"orders@%b":%b' % (GROUP.encode(), key) in bytes(answer.body)
-
-
-async def test_the_progress_of_delay_levels_is_copied(client):
-    table = await told(client, DelayOffsets, RequestCode.GET_ALL_DELAY_OFFSET)
-
-    assert table.offset_table == dict.fromkeys(range(1, 19), 0)
 
 
 async def test_the_progress_of_timers_is_told_in_apaches_way_and_in_ours(tmp_path):

@@ -12,17 +12,9 @@ from orbitmq.broker.handlers import messages
 from orbitmq.message.record import MIN_RECORD_SIZE
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result
-from orbitmq.wire import bodies
+from orbitmq.wire import bodies, headers
 from orbitmq.wire.codes import DEFAULT_LIMITS, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import (
-    ConsumeDirectlyRequest,
-    GetConsumerRunningInfoRequest,
-    GetConsumerStatusRequest,
-    QueryMessageRequest,
-    QueryMessageResponse,
-    ViewMessageRequest,
-)
 from orbitmq.wire.javajson import encode_body
 from tests.support.admin import ask, consumer_that, queue, subscription, told
 from tests.support.broker import GROUP, RawClient, bodies_in, messages_in, until
@@ -34,7 +26,7 @@ ALWAYS = 2**63 - 1
 async def by_key(
     client: RawClient, key: str, *, most: int = 32, end: int = ALWAYS, is_unique: bool | None = None
 ) -> Command:
-    header = QueryMessageRequest(
+    header = headers.QueryMessageRequest(
         topic="orders",
         key=key,
         max_num=most,
@@ -45,22 +37,10 @@ async def by_key(
     return await ask(client, RequestCode.QUERY_MESSAGE, header)
 
 
-async def test_messages_are_found_by_key_newest_first(client):
-    for number in range(3):
-        await client.stored("orders", b"%d" % number, properties={"KEYS": f"all one-{number}"})
-    await client.stored("payments", b"other", properties={"KEYS": "all"})
-
-    answer = await by_key(client, "all")
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert bodies_in(answer) == [b"2", b"1", b"0"]
-    assert bodies_in(await by_key(client, "one-1")) == [b"1"]
-
-
 async def test_the_answer_says_how_far_the_index_has_come(broker, client):
     await client.stored("orders", properties={"KEYS": "k"})
 
-    header = (await by_key(client, "k")).header(QueryMessageResponse)
+    header = (await by_key(client, "k")).header(headers.QueryMessageResponse)
 
     state = broker.parts.store.statistics()
     assert header.index_last_update_phyoffset == state.log_end
@@ -102,9 +82,9 @@ async def test_as_many_messages_are_brought_as_fit_into_an_answer_which_says_tha
     assert answer.code == ResponseCode.SUCCESS
     assert [body[:1] for body in bodies_in(answer)] == [b"6", b"5", b"4", b"3", b"2"]
     assert len(answer.body) + size + MIN_RECORD_SIZE > DEFAULT_LIMITS.frame
-    assert answer.header(QueryMessageResponse).cut_short is True
+    assert answer.header(headers.QueryMessageResponse).cut_short is True
     assert (answer.remark or "").startswith("the newest 5 messages are as much as")
-    assert older.header(QueryMessageResponse).cut_short is None
+    assert older.header(headers.QueryMessageResponse).cut_short is None
     assert older.remark is None
 
 
@@ -129,24 +109,13 @@ async def test_others_are_served_while_a_key_is_looked_for_among_many_messages(
         assert bodies_in(await looking) == [b"found"]
 
 
-async def test_a_message_is_viewed_by_the_offset_in_its_id(client):
-    await client.stored("orders", b"first")
-    sent = await client.stored("orders", b"second")
-
-    answer = await ask(
-        client,
-        RequestCode.VIEW_MESSAGE_BY_ID,
-        ViewMessageRequest(offset=int(sent.msg_id[-16:], 16)),
-    )
-
-    assert bodies_in(answer) == [b"second"]
-
-
 @pytest.mark.parametrize("offset", [-1, 7, 10**9])
 async def test_an_offset_without_a_message_is_refused(client, offset):
     await client.stored("orders")
 
-    answer = await ask(client, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset=offset))
+    answer = await ask(
+        client, RequestCode.VIEW_MESSAGE_BY_ID, headers.ViewMessageRequest(offset=offset)
+    )
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert (answer.remark or "").startswith(f"can not find message by the offset, {offset}")
@@ -209,8 +178,8 @@ def silent(_: Connection, __: Command) -> Result:
     return LATER
 
 
-def info_of(client_id: str) -> GetConsumerRunningInfoRequest:
-    return GetConsumerRunningInfoRequest(
+def info_of(client_id: str) -> headers.GetConsumerRunningInfoRequest:
+    return headers.GetConsumerRunningInfoRequest(
         consumer_group=GROUP, client_id=client_id, jstack_enable=True
     )
 
@@ -269,7 +238,7 @@ async def test_a_consumer_is_given_a_message_to_consume(client, members):
         "me", {DIRECTLY: lambda _, request: request.answer(0, body=encode_body(result))}
     )
     sent = await client.stored("orders", b"again")
-    header = ConsumeDirectlyRequest(
+    header = headers.ConsumeDirectlyRequest(
         consumer_group=GROUP, client_id="me", msg_id=sent.msg_id, topic="orders"
     )
 
@@ -285,7 +254,7 @@ async def test_a_consumer_is_given_a_message_to_consume(client, members):
 @pytest.mark.parametrize("msg_id", [None, "nonsense", "7F00000100002A9F0000000000ABCDEF"])
 async def test_a_message_that_is_not_there_cannot_be_consumed(client, members, msg_id):
     await members.join("me", {DIRECTLY: silent})
-    header = ConsumeDirectlyRequest(consumer_group=GROUP, client_id="me", msg_id=msg_id)
+    header = headers.ConsumeDirectlyRequest(consumer_group=GROUP, client_id="me", msg_id=msg_id)
 
     answer = await ask(client, DIRECTLY, header)
 
@@ -305,14 +274,14 @@ def at(offset: int) -> Handler:
 async def test_all_members_of_a_group_tell_their_progress(client, members):
     await members.join("one", {STATUS: at(3)})
     await members.join("two", {STATUS: at(5)})
-    header = GetConsumerStatusRequest(topic="orders", group=GROUP)
+    header = headers.GetConsumerStatusRequest(topic="orders", group=GROUP)
 
     everybody = await told(client, bodies.ConsumerStatus, ASK_STATUS, header)
     one = await told(
         client,
         bodies.ConsumerStatus,
         ASK_STATUS,
-        GetConsumerStatusRequest(topic="orders", group=GROUP, client_addr="one"),
+        headers.GetConsumerStatusRequest(topic="orders", group=GROUP, client_addr="one"),
     )
 
     assert everybody.consumer_table == {"one": {queue("orders"): 3}, "two": {queue("orders"): 5}}
@@ -331,7 +300,9 @@ async def test_progress_that_no_member_can_tell_is_refused(client, members, vers
     if version is not None:
         await members.join("me", {STATUS: at(1)}, version=version)
 
-    answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
+    answer = await ask(
+        client, ASK_STATUS, headers.GetConsumerStatusRequest(topic="orders", group=GROUP)
+    )
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert (answer.remark or "").startswith(words)

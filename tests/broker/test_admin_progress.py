@@ -49,20 +49,6 @@ async def consume_stats(client: RawClient, **fields: Any) -> bodies.ConsumeStats
     return await told(client, bodies.ConsumeStats, RequestCode.GET_CONSUME_STATS, header)
 
 
-async def test_the_progress_of_a_group_is_told_in_messages_and_in_time(client):
-    await client.pull("orders", max_msg_nums=4)
-    await client.report("orders", 2)
-    await client.pull("orders", offset=2, max_msg_nums=2)
-
-    stats = await consume_stats(client)
-
-    assert stats.offset_table[queue("orders", 0)] == bodies.QueueProgress(
-        broker_offset=5, consumer_offset=2, pull_offset=4, last_timestamp=millis(1)
-    )
-    assert stats.offset_table[queue("orders", 1)] == bodies.QueueProgress()
-    assert stats.consume_tps > 0
-
-
 async def test_a_group_that_gave_a_topic_up_is_not_measured_in_it(client):
     await client.stored("payments")
     await client.heartbeat("me", subscription("payments"))

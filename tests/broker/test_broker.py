@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import threading
 from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.broker import Broker, ThreadOpening, advertised_host
+from orbitmq.broker.broker import Broker, advertised_host
 from orbitmq.broker.errors import ConfigNotSaved
 from orbitmq.broker.settings import (
     BrokerSettings,
@@ -29,7 +28,6 @@ from orbitmq.remoting.settings import ListenFailed, ServerSettings
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreLocked
 from orbitmq.wire.bodies import SubscriptionData, TopicConfig, TopicRouteData
-from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
 from tests.support.broker import GROUP, bodies_in, small_settings, until
 
@@ -306,38 +304,4 @@ async def test_a_table_that_cannot_be_saved_at_the_stop_does_not_prevent_the_oth
     assert "last" in (tmp_path / "broker" / "config" / "topics.json").read_text()
 
 
-async def test_an_opening_has_ended_when_its_abandoned_value_is_closed():
-    is_making, may_make, is_closing, may_close = (threading.Event() for _ in range(4))
-
-    def make() -> None:
-        is_making.set()
-        may_make.wait(30)
-
-    def close(_: None) -> None:
-        is_closing.set()
-        may_close.wait(30)
-
-    opening = ThreadOpening(make, close)
-    caller = asyncio.create_task(opening.opened())
-    await until(is_making.is_set)
-    caller.cancel()
-    await asyncio.wait((caller,))
-    may_make.set()
-    await until(is_closing.is_set)
-
-    ended = asyncio.create_task(opening.ended())
-    early, _ = await asyncio.wait((ended,), timeout=0.1)
-    may_close.set()
-    await ended
-
-    assert not early
-
-
 # Odd requests.
-
-
-async def test_an_unknown_request_is_answered_as_unsupported(client):
-    answer = await client.connection.request(987_654)
-
-    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-    assert answer.remark == " request type 987654 not supported"

@@ -24,21 +24,12 @@ from orbitmq.broker.groups import (
     GroupTable,
     ProducerTable,
 )
-from orbitmq.wire.bodies import (
-    ConsumeFromWhere,
-    ConsumerData,
-    ConsumeType,
-    LanguageName,
-    MessageModel,
-    SubscriptionData,
-    SubscriptionGroupConfig,
-    SubscriptionGroupTable,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import ResponseCode
 
 NOW = 1_700_000_000.0
-ONE = Client("one", LanguageName.JAVA, 479, "10.0.0.1:1")
-TWO = Client("two", LanguageName.CPP, 400, "10.0.0.2:2")
+ONE = Client("one", bodies.LanguageName.JAVA, 479, "10.0.0.1:1")
+TWO = Client("two", bodies.LanguageName.CPP, 400, "10.0.0.2:2")
 
 
 def table(*, auto_create: bool = True, room: int = 10_000) -> GroupTable:
@@ -79,7 +70,7 @@ def test_only_administration_creates_groups_beyond_the_limit(caplog):
 
     with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
         refused = [groups.find(f"g{number}", now=NOW + number) for number in range(500)]
-    groups.update(SubscriptionGroupConfig(group_name="c"), now=NOW)
+    groups.update(bodies.SubscriptionGroupConfig(group_name="c"), now=NOW)
 
     assert refused == [None] * 500
     assert len(caplog.records) == 1
@@ -89,9 +80,9 @@ def test_only_administration_creates_groups_beyond_the_limit(caplog):
 def test_a_file_restores_the_groups(tmp_path):
     groups = table()
     groups.find("g", now=NOW)
-    groups.update(SubscriptionGroupConfig(group_name="h", retry_max_times=3), now=NOW)
+    groups.update(bodies.SubscriptionGroupConfig(group_name="h", retry_max_times=3), now=NOW)
     groups.forbid("g", "T", is_forbidden=True, now=NOW)
-    file = ConfigFile(tmp_path / "subscriptionGroup.json", SubscriptionGroupTable)
+    file = ConfigFile(tmp_path / "subscriptionGroup.json", bodies.SubscriptionGroupTable)
     file.save(groups.file())
 
     loaded = file.load()
@@ -111,7 +102,7 @@ def test_the_file_of_an_old_broker_lacks_much():
     old = '{"subscriptionGroupTable":{"g":{"consumeEnable":false,"groupName":"g"}}}'
     groups = table()
 
-    groups.load(msgspec.json.decode(old, type=SubscriptionGroupTable))
+    groups.load(msgspec.json.decode(old, type=bodies.SubscriptionGroupTable))
 
     found = groups.get("g")
     assert found is not None
@@ -121,16 +112,20 @@ def test_the_file_of_an_old_broker_lacks_much():
 # Consumers.
 
 
-def wants(topic: str, text: str = "*", version: int = 1, kind: str = "TAG") -> SubscriptionData:
-    return SubscriptionData(topic=topic, sub_string=text, sub_version=version, expression_type=kind)
+def wants(
+    topic: str, text: str = "*", version: int = 1, kind: str = "TAG"
+) -> bodies.SubscriptionData:
+    return bodies.SubscriptionData(
+        topic=topic, sub_string=text, sub_version=version, expression_type=kind
+    )
 
 
-def data(*subscriptions: SubscriptionData, group: str = "g") -> ConsumerData:
-    return ConsumerData(
+def data(*subscriptions: bodies.SubscriptionData, group: str = "g") -> bodies.ConsumerData:
+    return bodies.ConsumerData(
         group_name=group,
-        consume_type=ConsumeType.CONSUME_PASSIVELY,
-        message_model=MessageModel.CLUSTERING,
-        consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        consume_type=bodies.ConsumeType.CONSUME_PASSIVELY,
+        message_model=bodies.MessageModel.CLUSTERING,
+        consume_from_where=bodies.ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         subscription_data_set=subscriptions,
     )
 

@@ -4,122 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.groups import LONGEST_ID
-from orbitmq.broker.locks import CLIENT_LOCK_LIFE, OrderLocks
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, SubscriptionData, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import GROUP, RawClient
 from tests.support.store import HandClock
-
-QUEUES = tuple(MessageQueue(broker_name="b", queue_id=number, topic="T") for number in range(3))
-
-
-@dataclass
-class OrderlyClient:
-    """What a client knows: requests on their way, and until when it believes in each lock."""
-
-    name: str
-    sent: list[tuple[str, int, float]] = field(default_factory=list)
-    answers: list[tuple[int, float, int]] = field(default_factory=list)
-    believes_until: dict[int, float] = field(default_factory=dict)
-    #: How often each queue was given back; an answer to something asked before that is stale.
-    given_back: dict[int, int] = field(default_factory=dict)
-
-    def consumes(self, queue: int, now: float) -> bool:
-        return now <= self.believes_until.get(queue, -1.0)
-
-
-clients = st.integers(0, 1)
-#: Few of each, so that random steps meet.
-MODEL_QUEUES = QUEUES[:2]
-queues = st.integers(0, len(MODEL_QUEUES) - 1)
-
-
-class PausedClients(RuleBasedStateMachine):
-    """Clients that are paused anywhere: before the broker sees a request, or before its answer.
-
-    Time passes between any two steps, so that every step may be late by any amount. A client's
-    requests arrive in the order in which it sent them, as they do on one connection.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 1000.0
-        self.locks = OrderLocks(most=len(MODEL_QUEUES))
-        self.clients = [OrderlyClient(name) for name in ("one", "two")]
-
-    @rule(
-        seconds=st.sampled_from((0.1, 1.0, 10.0, 19.0, 29.9, 30.0, 30.1, 59.9, 60.0, 60.1, 300.0))
-    )
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-
-    @rule(client=clients, queue=queues)
-    def asks(self, client: int, queue: int) -> None:
-        self.clients[client].sent.append(("lock", queue, self.now))
-
-    @rule(client=clients, queue=queues)
-    def asks_and_is_answered_at_once(self, client: int, queue: int) -> None:
-        self.asks(client, queue)
-        while self.clients[client].sent:
-            self.request_arrives(client)
-        while self.clients[client].answers:
-            self.answer_arrives(client)
-
-    @rule(client=clients, queue=queues)
-    def gives_back(self, client: int, queue: int) -> None:
-        one = self.clients[client]
-        one.believes_until.pop(queue, None)
-        one.given_back[queue] = one.given_back.get(queue, 0) + 1
-        one.sent.append(("unlock", queue, self.now))
-
-    @rule(client=clients)
-    def request_arrives(self, client: int) -> None:
-        one = self.clients[client]
-        if not one.sent:
-            return
-        what, number, sent_at = one.sent.pop(0)
-        queue = QUEUES[number]
-        if what == "unlock":
-            self.locks.unlock("g", one.name, [queue])
-        elif self.locks.lock("g", one.name, [queue], self.now):
-            pending = sum(1 for kind, other, _ in one.sent if (kind, other) == ("unlock", number))
-            one.answers.append((number, sent_at, one.given_back.get(number, 0) - pending))
-
-    @rule(client=clients)
-    def answer_arrives(self, client: int) -> None:
-        one = self.clients[client]
-        if not one.answers:
-            return
-        number, sent_at, given_back = one.answers.pop(0)
-        if given_back == one.given_back.get(number, 0):
-            one.believes_until[number] = sent_at + CLIENT_LOCK_LIFE
-
-    @rule()
-    def memory_is_tidied(self) -> None:
-        self.locks.forget_expired(self.now)
-
-    @invariant()
-    def nobody_overlaps(self) -> None:
-        for number, queue in enumerate(MODEL_QUEUES):
-            owners = [one.name for one in self.clients if one.consumes(number, self.now)]
-            assert len(owners) <= 1
-            if owners:
-                assert self.locks.owner("g", queue, self.now) == owners[0]
-
-
-PausedClients.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
-TestPausedClients = PausedClients.TestCase
-
 
 ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
 

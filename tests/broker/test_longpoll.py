@@ -440,20 +440,6 @@ async def test_a_new_subscription_judges_again_what_arrived_before(
 # Limits.
 
 
-async def test_closing_a_connection_drops_its_pulls(broker, open_client, orders):
-    leaving, staying = await open_client(broker), await open_client(broker)
-    lost = [begin(leaving, orders, queue) for queue in range(4)]
-    kept = begin(staying, orders)
-    await held(broker, 5)
-
-    leaving.connection.abort()
-    await held(broker, 1)
-    await staying.stored(orders, b"still here")
-
-    assert bodies_in(await answer_of(kept)) == [b"still here"]
-    await asyncio.gather(*lost, return_exceptions=True)
-
-
 async def test_a_connection_with_few_pulls_displaces_those_of_connections_with_many(
     start_broker, open_client
 ):

@@ -12,15 +12,7 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.routes import Queue
-from orbitmq.wire.bodies import (
-    ConsumerData,
-    ConsumerList,
-    HeartbeatData,
-    MessageModel,
-    QueryAssignment,
-    SubscriptionData,
-    TopicConfig,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetConsumerListRequest, UnregisterClientRequest
@@ -29,7 +21,7 @@ from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.remoting import serving
 from tests.support.store import HandClock
 
-ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
+ORDERS = bodies.SubscriptionData(topic="orders", sub_string="*", sub_version=1)
 
 
 async def consumer_list(client: RawClient) -> Command:
@@ -42,7 +34,7 @@ async def members(client: RawClient) -> list[str]:
     answer = await consumer_list(client)
     if answer.code != ResponseCode.SUCCESS:
         return []
-    return sorted(decode_body(ConsumerList, answer.body).consumer_id_list)
+    return sorted(decode_body(bodies.ConsumerList, answer.body).consumer_id_list)
 
 
 # Coming.
@@ -68,12 +60,12 @@ async def test_a_heartbeat_makes_members_and_says_what_is_understood(broker, cli
 async def test_short_heartbeats_are_asked_for_the_subscription_when_it_is_not_known(client):
     def data(*, is_short):
         return encode_body(
-            HeartbeatData(
+            bodies.HeartbeatData(
                 client_id="c1",
                 heartbeat_fingerprint=77,
                 without_sub=is_short,
                 consumer_data_set=(
-                    ConsumerData(
+                    bodies.ConsumerData(
                         group_name=GROUP, subscription_data_set=() if is_short else (ORDERS,)
                     ),
                 ),
@@ -176,7 +168,7 @@ async def test_a_member_that_is_silent_for_too_long_is_removed_and_the_others_no
 
 
 async def test_the_retry_topic_of_a_group_that_consumes_in_order_is_ordered(broker, client):
-    broker.parts.topics.ensure(TopicConfig(topic_name="orders", order=True), now=0.0)
+    broker.parts.topics.ensure(bodies.TopicConfig(topic_name="orders", order=True), now=0.0)
 
     await client.heartbeat("c1", ORDERS)
 
@@ -248,9 +240,9 @@ LONG = "||".join(f"tag-{number}" for number in range(4_000))
 @pytest.mark.parametrize(
     "long",
     [
-        SubscriptionData(topic="long", sub_string=LONG),
-        SubscriptionData(topic="long", sub_string="*", tags_set=tuple(LONG.split("||")) * 2),
-        SubscriptionData(topic="long", sub_string="*", code_set=tuple(range(40_000))),
+        bodies.SubscriptionData(topic="long", sub_string=LONG),
+        bodies.SubscriptionData(topic="long", sub_string="*", tags_set=tuple(LONG.split("||")) * 2),
+        bodies.SubscriptionData(topic="long", sub_string="*", code_set=tuple(range(40_000))),
     ],
     ids=["text", "tags", "hashes"],
 )
@@ -260,7 +252,7 @@ async def test_a_subscription_that_is_too_long_is_left_out_and_told(broker, clie
     refused = await client.heartbeat("c1", long, ORDERS, producers=("makers",))
     pulled = await client.pull("long", sys_flag=0)
     subscribed = broker.parts.consumers.subscriptions(GROUP)
-    short = SubscriptionData(topic="long", sub_string="*", sub_version=2)
+    short = bodies.SubscriptionData(topic="long", sub_string="*", sub_version=2)
     mended = await client.heartbeat("c1", short, ORDERS)
     pulled_then = await client.pull("long", sys_flag=0)
 
@@ -282,7 +274,7 @@ async def test_different_subscriptions_are_logged_and_shown_with_the_list_of_mem
     caplog.set_level(logging.INFO)
     broker = await start_broker(scan_interval=0.02)
     one, two = await open_client(broker), await open_client(broker)
-    blue = SubscriptionData(topic="orders", sub_string="blue", sub_version=2)
+    blue = bodies.SubscriptionData(topic="orders", sub_string="blue", sub_version=2)
 
     async def shown():
         answer = await consumer_list(one)
@@ -305,15 +297,15 @@ async def test_different_subscriptions_are_logged_and_shown_with_the_list_of_mem
     assert logged == [finding["text"], f"resolved: {finding['text']}"]
 
 
-WANTED = SubscriptionData(topic="orders", sub_string="*")
+WANTED = bodies.SubscriptionData(topic="orders", sub_string="*")
 
 
 async def ask(client: RawClient, client_id: str, **changes: Any) -> Command:
-    asked = QueryAssignment(
+    asked = bodies.QueryAssignment(
         **{
             "client_id": client_id,
             "consumer_group": GROUP,
-            "message_model": MessageModel.CLUSTERING,
+            "message_model": bodies.MessageModel.CLUSTERING,
             "strategy_name": "AVG",
             "topic": "orders",
         }
@@ -334,7 +326,7 @@ def queues_in(answer: Command) -> list[tuple[str, int]]:
 
 def make_topic(broker: Broker, queues: int, perm: int = 6) -> None:
     broker.parts.topics.update(
-        TopicConfig(
+        bodies.TopicConfig(
             topic_name="orders", perm=perm, read_queue_nums=queues, write_queue_nums=queues
         ),
         now=0.0,
@@ -389,7 +381,9 @@ async def test_the_queues_of_all_brokers_of_the_topic_are_shared(
 async def test_a_broadcasting_member_has_all_readable_queues(broker, client, perm, queues):
     make_topic(broker, 3, perm)
 
-    answer = await ask(client, "any", message_model=MessageModel.BROADCASTING, strategy_name=None)
+    answer = await ask(
+        client, "any", message_model=bodies.MessageModel.BROADCASTING, strategy_name=None
+    )
 
     assert [number for _, number in queues_in(answer)] == queues
 

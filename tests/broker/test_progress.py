@@ -26,14 +26,9 @@ from orbitmq.broker.progress import (
     encode_progress,
 )
 from orbitmq.broker.settings import ProgressSettings
+from orbitmq.wire import headers
 from orbitmq.wire.bodies import TopicConfig
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
-from orbitmq.wire.headers import (
-    BoundaryType,
-    GetEarliestStoreTimeRequest,
-    GetMinOffsetRequest,
-    SearchOffsetRequest,
-)
 from orbitmq.wire.javajson import decode_body
 from tests.support.broker import GROUP, SMALL_STORE, RawClient
 from tests.support.store import HandClock
@@ -545,7 +540,7 @@ async def test_progress_and_bounds_of_a_queue_can_be_asked_for(start_broker, ope
     async def searched(second, boundary=None):
         answer = await client.connection.request(
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-            SearchOffsetRequest(
+            headers.SearchOffsetRequest(
                 topic="orders",
                 queue_id=0,
                 timestamp=round((1_700_000_000 + second) * 1000),
@@ -555,11 +550,11 @@ async def test_progress_and_bounds_of_a_queue_can_be_asked_for(start_broker, ope
         return answer.ext_fields["offset"]
 
     lowest = await client.connection.request(
-        RequestCode.GET_MIN_OFFSET, GetMinOffsetRequest(topic="orders", queue_id=0)
+        RequestCode.GET_MIN_OFFSET, headers.GetMinOffsetRequest(topic="orders", queue_id=0)
     )
     earliest = await client.connection.request(
         RequestCode.GET_EARLIEST_MSG_STORETIME,
-        GetEarliestStoreTimeRequest(topic="orders", queue_id=0),
+        headers.GetEarliestStoreTimeRequest(topic="orders", queue_id=0),
     )
 
     assert (await client.query("orders")).ext_fields["offset"] == "2"
@@ -567,21 +562,21 @@ async def test_progress_and_bounds_of_a_queue_can_be_asked_for(start_broker, ope
     assert lowest.ext_fields["offset"] == "0"
     assert earliest.ext_fields["timestamp"] == "1700000000000"
     assert [await searched(second) for second in (-1, 0, 5, 10, 40, 41)] == list("001145")
-    upper = BoundaryType.UPPER
+    upper = headers.BoundaryType.UPPER
     assert [await searched(second, upper) for second in (-1, 0, 5, 10, 41)] == list("00014")
 
 
 async def test_an_unknown_queue_is_empty(client):
     lowest = await client.connection.request(
-        RequestCode.GET_MIN_OFFSET, GetMinOffsetRequest(topic="nothing", queue_id=9)
+        RequestCode.GET_MIN_OFFSET, headers.GetMinOffsetRequest(topic="nothing", queue_id=9)
     )
     found = await client.connection.request(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-        SearchOffsetRequest(topic="nothing", queue_id=9, timestamp=5),
+        headers.SearchOffsetRequest(topic="nothing", queue_id=9, timestamp=5),
     )
     earliest = await client.connection.request(
         RequestCode.GET_EARLIEST_MSG_STORETIME,
-        GetEarliestStoreTimeRequest(topic="nothing", queue_id=9),
+        headers.GetEarliestStoreTimeRequest(topic="nothing", queue_id=9),
     )
 
     assert await client.max_offset("nothing", 9) == 0

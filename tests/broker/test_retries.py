@@ -16,17 +16,10 @@ from orbitmq.wire.bodies import MessageQueue, SubscriptionGroupConfig
 from orbitmq.wire.codes import ResponseCode
 from tests.support.broker import GROUP, RawClient
 from tests.support.delivery import HandBroker, hand_broker, send_back
-from tests.support.store import FailingFiles, QuickFiles
+from tests.support.store import FailingFiles
 
 RETRY = "%RETRY%" + GROUP
 DEAD = "%DLQ%" + GROUP
-MINUTE = 60.0
-#: Delays before attempts 2 to 17, in seconds.
-SCHEDULE = [
-    *(10, 30),
-    *(minutes * MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
-    *(3600, 7200),
-]
 
 
 @pytest.mark.feature("F2")
@@ -57,35 +50,6 @@ async def test_a_copy_is_stored_for_the_group_and_the_message_stays_as_it_is(han
     }
     assert (copy.born_ms, copy.born_host) == (original.born_ms, original.born_host)
     assert hand.messages("orders", 3)[0].encode() == record
-
-
-async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path):
-    """Four and three quarter hours of virtual time."""
-    async with hand_broker(tmp_path, files=QuickFiles()) as (broker, client):
-        sent = await client.stored("orders", b"bad")
-        message = broker.messages("orders")[0]
-        waited: list[float] = []
-
-        for attempt, delay in enumerate(SCHEDULE, start=1):
-            assert (await send_back(client, message)).code == ResponseCode.SUCCESS
-            broker.advance(delay - 0.001)
-            assert len(broker.messages(RETRY)) == attempt - 1
-            broker.advance(0.001)
-            message = broker.messages(RETRY)[-1]
-            assert message.reconsume_times == attempt
-            waited.append(delay)
-        assert (await send_back(client, message)).code == ResponseCode.SUCCESS
-        dead = broker.messages(DEAD)
-
-        assert sum(waited) == 4 * 3600 + 45 * MINUTE + 40
-        assert len(broker.messages(RETRY)) == 16
-        assert [message.reconsume_times for message in dead] == [17]
-        assert dead[0].properties["DLQ_ORIGIN_TOPIC"] == "orders"
-        assert dead[0].properties["DLQ_ORIGIN_MESSAGE_ID"] == sent.msg_id
-        assert dead[0].properties["RETRY_TOPIC"] == "orders"
-        assert dead[0].properties["ORIGIN_MESSAGE_ID"] == sent.msg_id
-        assert dead[0].properties[DLQ_REASON] == "attempt 17 failed, 16 retries allowed"
-        assert dead[0].unique_id == sent.transaction_id
 
 
 @pytest.mark.feature("F6")

@@ -98,17 +98,6 @@ async def test_a_committed_message_is_seen_as_it_was_sent(broker, producer):
     assert [(op.body, op.tags) for op in broker.messages(OP)] == [(b"0,", "d")]
 
 
-async def test_a_message_that_is_rolled_back_is_never_seen(broker, producer):
-    half = await send_half(producer, "T", b"x", broker)
-
-    answer = await producer.end(end_header(half, ROLLBACK))
-    check(broker)
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert broker.messages("T") == []
-    assert await asked(producer) == []
-
-
 async def test_a_delay_does_not_take_a_half_message_out_of_its_transaction(broker, producer):
     half = await send_half(producer, "T", b"x", broker, DELAY="3", TIMER_DELAY_SEC="9")
 

@@ -15,18 +15,7 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import Address
-from orbitmq.wire.bodies import (
-    CheckClientRequest,
-    CreateGroupList,
-    CreateTopicList,
-    DataVersion,
-    HeartbeatData,
-    LockBatch,
-    RegisterBroker,
-    SubscriptionGroupConfig,
-    TopicConfigTable,
-    TopicRouteData,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
 from tests.support.broker import RawClient, bodies_in, small_settings
@@ -37,19 +26,19 @@ ROUNDS = rounds(120)
 SEED = fuzz_seed(7)
 
 BROKER: Mapping[Code, type[msgspec.Struct]] = {
-    Code.HEART_BEAT: HeartbeatData,
-    Code.LOCK_BATCH_MQ: LockBatch,
-    Code.UNLOCK_BATCH_MQ: LockBatch,
-    Code.CHECK_CLIENT_CONFIG: CheckClientRequest,
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: SubscriptionGroupConfig,
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: CreateGroupList,
-    Code.UPDATE_AND_CREATE_TOPIC_LIST: CreateTopicList,
+    Code.HEART_BEAT: bodies.HeartbeatData,
+    Code.LOCK_BATCH_MQ: bodies.LockBatch,
+    Code.UNLOCK_BATCH_MQ: bodies.LockBatch,
+    Code.CHECK_CLIENT_CONFIG: bodies.CheckClientRequest,
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: bodies.SubscriptionGroupConfig,
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: bodies.CreateGroupList,
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: bodies.CreateTopicList,
 }
 NAME_SERVER: Mapping[Code, type[msgspec.Struct]] = {
-    Code.REGISTER_BROKER: RegisterBroker,
-    Code.QUERY_DATA_VERSION: DataVersion,
-    Code.REGISTER_TOPIC_IN_NAMESRV: TopicRouteData,
-    Code.BROKER_HEARTBEAT: TopicConfigTable,
+    Code.REGISTER_BROKER: bodies.RegisterBroker,
+    Code.QUERY_DATA_VERSION: bodies.DataVersion,
+    Code.REGISTER_TOPIC_IN_NAMESRV: bodies.TopicRouteData,
+    Code.BROKER_HEARTBEAT: bodies.TopicConfigTable,
 }
 #: For headers that are needed to get at the body.
 FIELDS = {

@@ -14,16 +14,10 @@ import pytest
 
 from orbitmq.errors import OrbitError
 from orbitmq.filter.sql import compile_sql
+from orbitmq.message import stored
 from orbitmq.message.arrow import BadBody, messages_to_arrow
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.scan import scan_records
-from orbitmq.message.stored import (
-    BatchElement,
-    StoredMessage,
-    decode_messages,
-    encode_batch,
-    split_batch,
-)
 from orbitmq.wire.codes import WireError
 from orbitmq.wire.command import decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
@@ -79,7 +73,7 @@ def test_a_pull_with_something_wrong_in_it_is_refused_by_every_reader_or_by_none
         pulled = spoilt(b"".join(record(chance) for _ in range(chance.randint(1, 5))), chance)
 
         try:
-            bodies = [message.stored_body for message in decode_messages(pulled)]
+            bodies = [message.stored_body for message in stored.decode_messages(pulled)]
         except OrbitError:
             bodies = None
         scanned = scan_records(pulled, check_crc=False)
@@ -109,7 +103,7 @@ def record(chance: random.Random) -> bytes:
     encoded = encode_properties(
         {name: value.replace("\x01", "") for name, value in properties.items()}
     )
-    return StoredMessage.build(
+    return stored.StoredMessage.build(
         topic=chance.choice(("orders", "T", "x" * 100)),
         stored_body=chance.randbytes(chance.choice((0, 1, 60, 300))),
         store_ms=chance.randrange(1 << 41),
@@ -144,11 +138,13 @@ def test_a_batch_is_split_or_refused():
     outcomes = {True: 0, False: 0}
     for _ in range(RECORDS):
         elements = [
-            BatchElement(body=chance.randbytes(chance.choice((0, 5, 90))), flag=0, properties=b"")
+            stored.BatchElement(
+                body=chance.randbytes(chance.choice((0, 5, 90))), flag=0, properties=b""
+            )
             for _ in range(chance.randint(1, 4))
         ]
-        batch = spoilt(encode_batch(elements), chance)
-        outcomes[is_taken(partial(split_batch, batch))] += 1
+        batch = spoilt(stored.encode_batch(elements), chance)
+        outcomes[is_taken(partial(stored.split_batch, batch))] += 1
     assert all(outcomes.values()), outcomes
     note_inputs(RECORDS)
 

@@ -26,16 +26,7 @@ from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.wire.bodies import (
-    ConsumeDirectlyResult,
-    ConsumeResult,
-    ConsumerRunningInfo,
-    ConsumerStatus,
-    ConsumeStatus,
-    MessageQueue,
-    ProcessQueueInfo,
-    SubscriptionData,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import encode_body
@@ -50,7 +41,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 T = TypeVar("T")
 DEADLINE = 300.0
 CLIENT = "192.0.2.1@tester"
-QUEUE = MessageQueue(broker_name="broker-a", queue_id=0, topic="Orders")
+QUEUE = bodies.MessageQueue(broker_name="broker-a", queue_id=0, topic="Orders")
 
 #: By name, so that tests can ask for what one printed.
 COMMANDS = {
@@ -138,8 +129,8 @@ class Running:
         ]
         await self.client.heartbeat(
             CLIENT,
-            SubscriptionData(topic="Orders", sub_string="*"),
-            SubscriptionData(topic="%RETRY%billing", sub_string="*"),
+            bodies.SubscriptionData(topic="Orders", sub_string="*"),
+            bodies.SubscriptionData(topic="%RETRY%billing", sub_string="*"),
             producers=("makers",),
         )
         await self.client.pull("Orders")
@@ -175,28 +166,28 @@ def _consumer() -> Dispatcher:
     """Answers what brokers ask consumers."""
 
     def running_info(_: Connection, request: Command) -> Command:
-        info = ConsumerRunningInfo(
+        info = bodies.ConsumerRunningInfo(
             properties={
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
                 "PROP_CLIENT_VERSION": "V5_3_3",
                 "PROP_CONSUMER_START_TIMESTAMP": "1700000000000",
             },
-            mq_table={QUEUE: ProcessQueueInfo(commit_offset=2, cached_msg_count=1)},
-            status_table={"Orders": ConsumeStatus(consume_ok_tps=1.5)},
-            subscription_set=(SubscriptionData(topic="Orders", sub_string="*"),),
+            mq_table={QUEUE: bodies.ProcessQueueInfo(commit_offset=2, cached_msg_count=1)},
+            status_table={"Orders": bodies.ConsumeStatus(consume_ok_tps=1.5)},
+            subscription_set=(bodies.SubscriptionData(topic="Orders", sub_string="*"),),
             user_consumer_info={property_of("Orders"): CallTimes.of([0.25]).to_text()},
         )
         return request.answer(ResponseCode.SUCCESS, body=encode_body(info))
 
     def consume(_: Connection, request: Command) -> Command:
         (message,) = decode_messages(bytes(request.body))
-        result = ConsumeDirectlyResult(
-            consume_result=ConsumeResult.CR_SUCCESS, remark=f"took {message.body.decode()}"
+        result = bodies.ConsumeDirectlyResult(
+            consume_result=bodies.ConsumeResult.CR_SUCCESS, remark=f"took {message.body.decode()}"
         )
         return request.answer(ResponseCode.SUCCESS, body=encode_body(result))
 
     def status(_: Connection, request: Command) -> Command:
-        body = ConsumerStatus(message_queue_table={QUEUE: 2})
+        body = bodies.ConsumerStatus(message_queue_table={QUEUE: 2})
         return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
 
     def ignored(_: Connection, __: Command) -> None:

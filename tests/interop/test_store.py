@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from orbitmq.message import decode_messages, decode_properties, encode_properties
-from orbitmq.message.record import (
-    COMPRESSED,
-    COMPRESSION_LZ4,
-    COMPRESSION_TYPE_MASK,
-    COMPRESSION_ZLIB,
-    COMPRESSION_ZSTD,
-    pack_host,
-)
+from orbitmq.message import decode_messages, decode_properties, encode_properties, record
 from orbitmq.message.stored import compress_body
 from orbitmq.store.settings import IndexSettings, StoreSettings
 from orbitmq.store.store import Store
@@ -51,7 +43,7 @@ SETTINGS = StoreSettings(
     ),
     delay_levels=tuple(float(level) for level in range(1, 19)),
 )
-BORN_HOST = pack_host("127.0.0.1", 4711)
+BORN_HOST = record.pack_host("127.0.0.1", 4711)
 BORN = 1_700_000_000_000
 TOPICS = {"Orders": 3, "Payments": 1, "Later": 2}
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
@@ -111,7 +103,7 @@ def seen_by_us(message: StoredMessage) -> View:
         message.queue_id,
         message.queue_offset,
         message.physical_offset,
-        message.sys_flag & ~COMPRESSED,
+        message.sys_flag & ~record.COMPRESSED,
         message.flag,
         message.born_ms,
         message.store_ms,
@@ -130,7 +122,7 @@ def seen_by_apache(line: dict[str, Any]) -> View:
         line["queueId"],
         line["queueOffset"],
         line["commitLogOffset"],
-        line["sysFlag"] & ~COMPRESSED,
+        line["sysFlag"] & ~record.COMPRESSED,
         line["flag"],
         line["bornTimestamp"],
         line["storeTimestamp"],
@@ -242,9 +234,9 @@ def test_we_serve_what_apache_stored(release, name_server, tmp_path, ending):
         assert store.recovery.was_clean == (ending == "stopped")
         assert everything(store, *topics) == theirs
         assert compressions(store, "Payments") == {
-            COMPRESSION_ZLIB: 3,
-            COMPRESSION_LZ4: 3,
-            COMPRESSION_ZSTD: 3,
+            record.COMPRESSION_ZLIB: 3,
+            record.COMPRESSION_LZ4: 3,
+            record.COMPRESSION_ZSTD: 3,
         }
         assert [
             seen_by_us(decode_messages(store.message_by_offset_id(line["offsetMsgId"]))[0]).body
@@ -305,11 +297,13 @@ def fill(store: Store) -> list[Given]:
         store.append("Orders", i % 3, body, raw, BORN + i, BORN_HOST, flag=i, reconsume_times=i % 4)
         if i % 7 == 0:
             store.write()
-    for i, kind in enumerate((COMPRESSION_ZLIB, COMPRESSION_LZ4, COMPRESSION_ZSTD)):
+    for i, kind in enumerate(
+        (record.COMPRESSION_ZLIB, record.COMPRESSION_LZ4, record.COMPRESSION_ZSTD)
+    ):
         body = b"again and again " * 400
         raw = note("Payments", 0, body, properties_of(f"compressed-{i}"))
         stored = compress_body(body, kind)
-        store.append("Payments", 0, stored, raw, BORN, BORN_HOST, sys_flag=COMPRESSED | kind)
+        store.append("Payments", 0, stored, raw, BORN, BORN_HOST, sys_flag=record.COMPRESSED | kind)
     elements = []
     for i in range(12):
         body = f"part {i}".encode()
@@ -364,7 +358,7 @@ def compressions(store: Store, topic: str) -> Counter[int]:
     stored = (
         decode_messages(store.message_at(v.physical_offset))[0] for v in everything(store, topic)
     )
-    return Counter(m.sys_flag & COMPRESSION_TYPE_MASK for m in stored if m.is_compressed)
+    return Counter(m.sys_flag & record.COMPRESSION_TYPE_MASK for m in stored if m.is_compressed)
 
 
 def offset_ids(store: Store, topic: str) -> Iterator[str]:

@@ -10,25 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.message import arrow
+from orbitmq.message import arrow, record
 from orbitmq.message.arrow import MESSAGE_SCHEMA, BadBody, messages_to_arrow
-from orbitmq.message.record import (
-    BATCH_MASK,
-    COMPRESSED,
-    COMPRESSION_LZ4,
-    COMPRESSION_ZLIB,
-    INNER_BATCH,
-    NEED_UNWRAP,
-    BatchInside,
-    BodyCorrupt,
-    BodyTooLarge,
-    ChunkTooLarge,
-    CodecMissing,
-    ColumnUnknown,
-    CompressionFailed,
-    MessageError,
-    RecordInvalid,
-)
 from orbitmq.message.stored import StoredMessage, compress_body, decode_message, decode_messages
 from tests.support.message import (
     broken_properties,
@@ -47,7 +30,7 @@ from tests.support.message import (
 GOOD = plain_message(0, body=b"good").encode()
 TORN = with_bytes(plain_message(1, body=b"torn").encode(), 88, b"T")
 UNEXPANDABLE = StoredMessage.build(
-    topic="orders", stored_body=b"not zlib", sys_flag=COMPRESSED, queue_offset=2
+    topic="orders", stored_body=b"not zlib", sys_flag=record.COMPRESSED, queue_offset=2
 ).encode()
 
 
@@ -174,8 +157,8 @@ def test_a_large_mixed_chunk_equals_the_objects():
         body = b"x" * (number % 40)
         return StoredMessage.build(
             topic="orders" * (30 if number % 17 == 0 else 1),
-            stored_body=compress_body(body, COMPRESSION_ZLIB) if compressed else body,
-            sys_flag=COMPRESSED | COMPRESSION_ZLIB if compressed else 0,
+            stored_body=compress_body(body, record.COMPRESSION_ZLIB) if compressed else body,
+            sys_flag=record.COMPRESSED | record.COMPRESSION_ZLIB if compressed else 0,
             properties=b"TAGS\x01T%d\x02KEYS\x01k%d" % (number % 3, number)
             + (b"" if number % 5 == 0 else b"\x02")
             + (b"UNIQ_KEY\x01U%d\x02" % number if number % 7 else b""),
@@ -209,21 +192,25 @@ def test_no_columns_still_count_the_messages():
 def test_a_record_that_holds_a_batch_is_refused_where_rows_must_be_messages():
     one_bit, both = (
         StoredMessage.build(topic="orders", stored_body=b"x", sys_flag=flag).encode()
-        for flag in (INNER_BATCH, BATCH_MASK)
+        for flag in (record.INNER_BATCH, record.BATCH_MASK)
     )
-    other_bit = StoredMessage.build(topic="orders", stored_body=b"x", sys_flag=NEED_UNWRAP).encode()
+    other_bit = StoredMessage.build(
+        topic="orders", stored_body=b"x", sys_flag=record.NEED_UNWRAP
+    ).encode()
     singles = GOOD + one_bit + other_bit
 
     assert len(messages_to_arrow(singles, broker_name="b", refuse_batches=True)) == 3
     assert len(messages_to_arrow(b"", broker_name="b", refuse_batches=True)) == 0
     assert len(messages_to_arrow(singles + both, broker_name="b")) == 4
-    with pytest.raises(BatchInside, match="holds a batch") as raised:
+    with pytest.raises(record.BatchInside, match="holds a batch") as raised:
         messages_to_arrow(singles + both, broker_name="b", columns=[], refuse_batches=True)
     assert raised.value.position == len(singles)
 
 
 def test_unknown_columns_are_refused_by_name():
-    with pytest.raises(ColumnUnknown, match="no column 'boddy'; they have topic, brokerName"):
+    with pytest.raises(
+        record.ColumnUnknown, match="no column 'boddy'; they have topic, brokerName"
+    ):
         messages_to_arrow(GOOD, broker_name="b", columns=["boddy"])
 
 
@@ -264,14 +251,14 @@ def test_a_record_cut_at_the_end_of_a_pull_is_not_completed_by_the_next():
     # The second pull begins with the very bytes that the first one lacks.
     first, second = GOOD + GOOD[:-10], GOOD[-10:] + GOOD
 
-    with pytest.raises(RecordInvalid, match="end inside") as refused:
+    with pytest.raises(record.RecordInvalid, match="end inside") as refused:
         messages_to_arrow([first, second], broker_name="b")
 
     assert refused.value.position == len(GOOD)
 
 
 def test_bytes_that_are_no_records_are_refused_with_the_place():
-    with pytest.raises(RecordInvalid, match="magic") as refused:
+    with pytest.raises(record.RecordInvalid, match="magic") as refused:
         messages_to_arrow(GOOD + b"x" * 200, broker_name="b")
 
     assert refused.value.position == len(GOOD)
@@ -281,23 +268,23 @@ def test_a_chunk_beyond_two_gigabytes_is_refused(monkeypatch):
     monkeypatch.setattr(arrow, "MAX_CHUNK", len(GOOD))
 
     assert len(messages_to_arrow(GOOD, broker_name="b")) == 1
-    with pytest.raises(ChunkTooLarge, match="give fewer"):
+    with pytest.raises(record.ChunkTooLarge, match="give fewer"):
         messages_to_arrow(GOOD * 2, broker_name="b")
 
 
 def test_a_body_that_does_not_match_its_checksum_raises_by_default():
-    with pytest.raises(BodyCorrupt, match=f"offset 1 of queue 1 .byte {len(GOOD)}."):
+    with pytest.raises(record.BodyCorrupt, match=f"offset 1 of queue 1 .byte {len(GOOD)}."):
         messages_to_arrow(GOOD + TORN, broker_name="b")
 
 
 def test_a_body_that_cannot_be_expanded_raises_by_default():
-    with pytest.raises(CompressionFailed, match=r"offset 2 of queue 0 .* not a zlib stream"):
+    with pytest.raises(record.CompressionFailed, match=r"offset 2 of queue 0 .* not a zlib stream"):
         messages_to_arrow(GOOD + UNEXPANDABLE, broker_name="b")
 
 
 def test_bad_bodies_can_be_null_while_their_rows_are_kept():
     packed = StoredMessage.build(
-        topic="orders", stored_body=compress_body(b"packed", 0), sys_flag=COMPRESSED
+        topic="orders", stored_body=compress_body(b"packed", 0), sys_flag=record.COMPRESSED
     ).encode()
     empty = plain_message(3, body=b"").encode()
 
@@ -318,32 +305,32 @@ def test_checksums_can_be_left_unchecked():
 
 def test_expanded_bodies_have_a_limit_each_and_all_together(monkeypatch):
     packed = StoredMessage.build(
-        topic="orders", stored_body=compress_body(bytes(1000), 0), sys_flag=COMPRESSED
+        topic="orders", stored_body=compress_body(bytes(1000), 0), sys_flag=record.COMPRESSED
     ).encode()
 
     assert len(messages_to_arrow(packed, broker_name="b", max_body=1000)) == 1
-    with pytest.raises(BodyTooLarge, match="more than 999 bytes"):
+    with pytest.raises(record.BodyTooLarge, match="more than 999 bytes"):
         messages_to_arrow(packed, broker_name="b", max_body=999)
     nulls = messages_to_arrow(packed, broker_name="b", max_body=999, bad_body=BadBody.NULL)
     assert nulls.column("body").to_pylist() == [None]
 
     assert len(messages_to_arrow(packed * 2, broker_name="b", max_expanded=2000)) == 2
-    with pytest.raises(ChunkTooLarge, match="the expanded bodies take more than 1999 bytes"):
+    with pytest.raises(record.ChunkTooLarge, match="the expanded bodies take more than 1999 bytes"):
         messages_to_arrow(packed * 2, broker_name="b", bad_body=BadBody.NULL, max_expanded=1999)
     monkeypatch.setattr(arrow, "MAX_CHUNK", 3 * len(packed) + 2500)
     assert len(messages_to_arrow(packed * 2, broker_name="b")) == 2
-    with pytest.raises(ChunkTooLarge, match="the expanded bodies take more than"):
+    with pytest.raises(record.ChunkTooLarge, match="the expanded bodies take more than"):
         messages_to_arrow(packed * 3, broker_name="b", bad_body=BadBody.NULL)
 
 
 def test_a_missing_codec_raises_even_when_bad_bodies_may_be_null(monkeypatch):
-    sys_flag = COMPRESSED | COMPRESSION_LZ4
+    sys_flag = record.COMPRESSED | record.COMPRESSION_LZ4
     packed = StoredMessage.build(
-        topic="T", stored_body=compress_body(b"body", COMPRESSION_LZ4), sys_flag=sys_flag
+        topic="T", stored_body=compress_body(b"body", record.COMPRESSION_LZ4), sys_flag=sys_flag
     )
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
 
-    with pytest.raises(CodecMissing, match="lz4"):
+    with pytest.raises(record.CodecMissing, match="lz4"):
         messages_to_arrow(packed.encode(), broker_name="b", bad_body=BadBody.NULL)
 
 
@@ -373,14 +360,14 @@ def test_times_that_no_calendar_has_are_null(milliseconds, time):
 def test_mutated_pulls_give_the_objects_rows_or_a_declared_error(pull):
     try:
         batch = messages_to_arrow(pull, broker_name="b", bad_body=BadBody.NULL)
-    except RecordInvalid as refused:
-        with pytest.raises(RecordInvalid, match=refused.reason):
+    except record.RecordInvalid as refused:
+        with pytest.raises(record.RecordInvalid, match=refused.reason):
             decode_messages(pull)
         return
 
     for row, message in zip(rows_of(batch), decode_messages(pull), strict=True):
         if row["body"] is None:
-            with pytest.raises(MessageError):
+            with pytest.raises(record.MessageError):
                 _ = message.body
         else:
             assert row == expected_row(message, "b")

@@ -9,17 +9,7 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.wire import headers
-from orbitmq.wire.bodies import (
-    DataVersion,
-    QueueData,
-    RegisterBroker,
-    TopicConfigTable,
-    TopicList,
-    TopicRouteData,
-    body_crc32,
-    compress_registration,
-)
+from orbitmq.wire import bodies, headers
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import Header
@@ -60,7 +50,7 @@ def _ask(
 async def _topics(peer: RawPeer, request: Command) -> tuple[str, ...]:
     answer = await peer.ask(request)
     assert answer.code == 0
-    return decode_body(TopicList, answer.body).topic_list
+    return decode_body(bodies.TopicList, answer.body).topic_list
 
 
 async def test_a_route_is_what_apache_writes_to_the_byte(peer):
@@ -92,13 +82,15 @@ async def test_a_slave_is_told_its_master(peer):
 
 
 async def test_a_registration_may_come_compressed_bare_or_empty(peer):
-    table = TopicConfigTable(
-        data_version=DataVersion(counter=7),
+    table = bodies.TopicConfigTable(
+        data_version=bodies.DataVersion(counter=7),
         topic_config_table={each.topic_name: each for each in TOPICS},
     )
-    packed = compress_registration(RegisterBroker(topic_config_serialize_wrapper=table))
+    packed = bodies.compress_registration(
+        bodies.RegisterBroker(topic_config_serialize_wrapper=table)
+    )
     fields = dict(registration([]).ext_fields)
-    compressed = {**fields, "compressed": "true", "bodyCrc32": str(body_crc32(packed))}
+    compressed = {**fields, "compressed": "true", "bodyCrc32": str(bodies.body_crc32(packed))}
     plain = {**fields, "bodyCrc32": "0"}
 
     answers = [
@@ -112,7 +104,7 @@ async def test_a_registration_may_come_compressed_bare_or_empty(peer):
         ),
         await peer.ask(Command(103, 3, _fields={**plain, "brokerName": "empty"}, version=479)),
     ]
-    route = decode_body(TopicRouteData, (await peer.ask(route_request("orders"))).body)
+    route = decode_body(bodies.TopicRouteData, (await peer.ask(route_request("orders"))).body)
 
     assert [answer.code for answer in answers] == [0, 0, 0, 0]
     assert [queues.broker_name for queues in route.queue_datas] == ["broker-a", "old"]
@@ -150,13 +142,13 @@ async def test_a_broker_asks_whether_its_topics_are_known(peer):
         cluster_name="DefaultCluster",
         broker_id=0,
     )
-    ours = DataVersion(counter=3, state_version=1, timestamp=5)
+    ours = bodies.DataVersion(counter=3, state_version=1, timestamp=5)
     code = RequestCode.QUERY_DATA_VERSION
 
     unknown = await peer.ask(_ask(code, header, body=encode_body(ours)))
     await peer.ask(registration(TOPICS, version=ours))
     same = await peer.ask(_ask(code, header, body=encode_body(ours)))
-    other = await peer.ask(_ask(code, header, body=encode_body(DataVersion(counter=4))))
+    other = await peer.ask(_ask(code, header, body=encode_body(bodies.DataVersion(counter=4))))
 
     kind = headers.QueryDataVersionResponse
     assert [each.header(kind).changed for each in (unknown, same, other)] == [True, False, True]
@@ -250,9 +242,9 @@ async def test_lists_can_be_disabled():
 
 async def test_topics_are_deleted_and_registered_by_hand(peer):
     await peer.ask(registration(TOPICS))
-    by_hand = TopicRouteData(
+    by_hand = bodies.TopicRouteData(
         queue_datas=(
-            QueueData(broker_name="broker-a", perm=6, read_queue_nums=2, write_queue_nums=2),
+            bodies.QueueData(broker_name="broker-a", perm=6, read_queue_nums=2, write_queue_nums=2),
         )
     )
 
@@ -428,8 +420,8 @@ async def test_a_client_may_ask_for_its_own_zone(peer):
     )
     zone = {"topic": "orders", "__ZONE_MODE": "true", "__ZONE_NAME": "East"}
 
-    near = decode_body(TopicRouteData, (await peer.ask(_ask(105, extra=zone))).body)
-    everything = decode_body(TopicRouteData, (await peer.ask(route_request("orders"))).body)
+    near = decode_body(bodies.TopicRouteData, (await peer.ask(_ask(105, extra=zone))).body)
+    everything = decode_body(bodies.TopicRouteData, (await peer.ask(route_request("orders"))).body)
 
     assert [broker.broker_name for broker in near.broker_datas] == ["broker-a"]
     assert [broker.zone_name for broker in everything.broker_datas] == ["east", "w"]

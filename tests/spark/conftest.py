@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
+from tests.support.filling import make_topic
+from tests.support.sparking import run_module
 from tests.support.sparksession import running_session
+
+#: Its session has to outlast workers that have nothing to do for a minute.
+LONGEST = "test_a_local_session_says_nothing_unless_something_is_wrong"
 
 
 @pytest.fixture(scope="session")
 def spark():
     with running_session("orbitmq tests") as session:
         yield session
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_session(request, tmp_path_factory):
+    """The longest test's process, which begins with the first test and runs beside the others."""
+    if not any(item.name == LONGEST for item in request.session.items):
+        yield None
+        return
+    cluster, folder = request.getfixturevalue("orbit_shared_cluster"), tmp_path_factory.mktemp("q")
+    make_topic(cluster, "quiet", 10)
+    cluster.create_topic("quiet-copies", queues=1)
+    # By these Spark would find settings of its own, and workers other ones.
+    settings = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP")
+    words = (cluster.name_server, "quiet", "quiet-copies", str(folder))
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(run_module, "sparkquiet", *words, cwd=folder, without=settings)
 
 
 @pytest.fixture

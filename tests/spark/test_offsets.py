@@ -9,18 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.routes import Queue
-from orbitmq.spark.options import (
-    Mark,
-    SourceError,
-    from_json,
-    is_starting,
-    marks_in,
-    new_queue_starts,
-    reread_from,
-    starts_here,
-    stream_start,
-    to_json,
-)
+from orbitmq.spark import options
 
 queues = st.builds(
     Queue,
@@ -33,39 +22,42 @@ positions = st.dictionaries(queues, st.integers(0, 2**63 - 1), max_size=20)
 
 @given(found=positions)
 def test_offsets_survive_sparks_log(found):
-    offset = json.loads(json.dumps(to_json(found)))
+    offset = json.loads(json.dumps(options.to_json(found)))
 
-    assert from_json(offset) == found
-    assert not is_starting(offset)
+    assert options.from_json(offset) == found
+    assert not options.is_starting(offset)
 
 
 @given(found=positions, begins=positions)
 def test_the_end_of_a_batch_says_where_it_begins(found, begins):
-    here = json.loads(json.dumps(starts_here(found)))
-    elsewhere = json.loads(json.dumps(to_json(found, begins=begins)))
+    here = json.loads(json.dumps(options.starts_here(found)))
+    elsewhere = json.loads(json.dumps(options.to_json(found, begins=begins)))
 
-    assert from_json(here) == from_json(elsewhere) == found
-    assert not is_starting(here)
-    assert not is_starting(elsewhere)
-    assert (stream_start(here), new_queue_starts(here)) == (found, {})
+    assert options.from_json(here) == options.from_json(elsewhere) == found
+    assert not options.is_starting(here)
+    assert not options.is_starting(elsewhere)
+    assert (options.stream_start(here), options.new_queue_starts(here)) == (found, {})
     # What is not said, as by versions that said nothing of it, is not made up.
-    assert (stream_start(elsewhere), new_queue_starts(elsewhere)) == (begins or None, begins)
+    assert (options.stream_start(elsewhere), options.new_queue_starts(elsewhere)) == (
+        begins or None,
+        begins,
+    )
 
 
 @given(found=positions, again=positions, begins=positions)
 def test_all_that_is_remembered_has_the_shape_of_positions(found, again, begins):
     """Tools read it: topics with queues with numbers, and all that have queues are topics."""
-    marks = {queue: Mark(offset, 1_700_000_000_000) for queue, offset in found.items()}
+    marks = {queue: options.Mark(offset, 1_700_000_000_000) for queue, offset in found.items()}
 
-    offset = json.loads(json.dumps(to_json(found, marks=marks, begins=begins, again=again)))
-    here = json.loads(json.dumps(starts_here(found, marks=marks)))
+    offset = json.loads(json.dumps(options.to_json(found, marks=marks, begins=begins, again=again)))
+    here = json.loads(json.dumps(options.starts_here(found, marks=marks)))
 
     for each in (offset, here):
         assert {topic for topic, queues in each.items() if queues} == {q.topic for q in found}
         assert all(isinstance(at, int) for queues in each.values() for at in queues.values())
-        assert from_json(each) == found
-        assert marks_in(each) == marks
-    assert (new_queue_starts(offset), reread_from(offset)) == (begins, again)
+        assert options.from_json(each) == found
+        assert options.marks_in(each) == marks
+    assert (options.new_queue_starts(offset), options.reread_from(offset)) == (begins, again)
 
 
 def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_understood():
@@ -73,11 +65,11 @@ def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_unders
     here = {"orders": {"broker-a:0": 17}, "begins at": "here"}
     elsewhere = {"orders": {"broker-a:0": 17}, "begins at": {"orders": {"broker-a:1": 12}}}
 
-    assert from_json(here) == from_json(elsewhere) == {queue: 17}
-    assert (stream_start(here), new_queue_starts(here)) == ({queue: 17}, {})
-    assert stream_start(elsewhere) == new_queue_starts(elsewhere) == {other: 12}
-    assert not marks_in(here)
-    assert not reread_from(elsewhere)
+    assert options.from_json(here) == options.from_json(elsewhere) == {queue: 17}
+    assert (options.stream_start(here), options.new_queue_starts(here)) == ({queue: 17}, {})
+    assert options.stream_start(elsewhere) == options.new_queue_starts(elsewhere) == {other: 12}
+    assert not options.marks_in(here)
+    assert not options.reread_from(elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +83,10 @@ def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_unders
     ],
 )
 def test_a_damaged_note_of_a_checkpoint_is_told_with_its_place(note):
-    with pytest.raises(SourceError, match="folder 'offsets', that this source did not write"):
-        marks_in({"orders": {"broker-a:0": 17}, note: {}})
+    with pytest.raises(
+        options.SourceError, match="folder 'offsets', that this source did not write"
+    ):
+        options.marks_in({"orders": {"broker-a:0": 17}, note: {}})
 
 
 @given(found=positions, chance=st.randoms(use_true_random=False))
@@ -101,10 +95,10 @@ def test_the_same_positions_are_the_same_text(found, chance):
     items = list(found.items())
     chance.shuffle(items)
 
-    assert json.dumps(to_json(dict(items))) == json.dumps(to_json(found))
+    assert json.dumps(options.to_json(dict(items))) == json.dumps(options.to_json(found))
 
 
 @pytest.mark.parametrize("offset", [{"orders": 5}, {"orders": {"0": 5}}, {"orders": {"a:0": None}}])
 def test_a_foreign_checkpoint_is_told_apart(offset):
-    with pytest.raises(SourceError, match="did not write"):
-        from_json(offset)
+    with pytest.raises(options.SourceError, match="did not write"):
+        options.from_json(offset)

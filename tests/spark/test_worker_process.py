@@ -22,17 +22,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.util import handle_worker_exception
 
-from orbitmq.spark.internals import (
-    PYSPARK_DAEMON,
-    QUIET_DAEMON,
-    STREAM_RUNNER,
-    QuietWorker,
-    WorkerCache,
-    WorkerFailed,
-    cause_first,
-    freeze_modules,
-    pyspark_features,
-)
+from orbitmq.spark import internals
 from orbitmq.spark.options import DataLost, SourceError, cause_of, stream_options, write_options
 from orbitmq.spark.pipelines.run import session_settings
 from orbitmq.spark.readers import PlainStreamReader, StreamReader, stream_reader
@@ -40,24 +30,14 @@ from orbitmq.spark.session import settings_for
 from orbitmq.spark.source import full_schema
 from orbitmq.spark.stream import StreamDriver
 from orbitmq.spark.write import RocketMQRowStreamWriter, stream_writer
-from tests.support.filling import fill, numbered
-from tests.support.sparking import DEADLINE, run_module, stream
+from tests.support.sparking import DEADLINE, stream
 from tests.support.sparkquiet import FAILING
 
 
 @pytest.mark.timeout(360)  # a worker is closed when it had nothing to do for a minute
-def test_a_local_session_says_nothing_unless_something_is_wrong(
-    orbit_cluster, orbit_topic, orbit_broker, tmp_path
-):
-    fill(orbit_broker, orbit_topic, numbered(10))
-    orbit_cluster.create_topic("copies", queues=1)
-    # By these Spark would find settings of its own, and workers other ones.
-    settings = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP")
-    words = (orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path))
+def test_a_local_session_says_nothing_unless_something_is_wrong(quiet_session):
+    before, found, after = quiet_session.result().stderr.partition(f"{FAILING}\n")
 
-    done = run_module("sparkquiet", *words, cwd=tmp_path, without=settings)
-
-    before, found, after = done.stderr.partition(f"{FAILING}\n")
     assert found
     assert before == ""
     assert "ERROR" in after
@@ -75,11 +55,11 @@ def test_a_worker_whose_connection_is_closed_has_done_its_work(monkeypatch):
     here, there = socket.socketpair()
     with here:
         there.close()
-        assert QuietWorker(writes)(here, True) == 1  # it is not used again
+        assert internals.QuietWorker(writes)(here, True) == 1  # it is not used again
 
     here, there = socket.socketpair()
     with here, there:
-        assert QuietWorker(writes)(here, True) == 0
+        assert internals.QuietWorker(writes)(here, True) == 0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +71,7 @@ def test_local_sessions_alone_have_the_quiet_daemon(master, is_local):
     """On a cluster this package may come with the first task, after the daemon."""
     chosen = session_settings(master, None, None)
 
-    assert (chosen.get("spark.python.daemon.module") == QUIET_DAEMON) is is_local
+    assert (chosen.get("spark.python.daemon.module") == internals.QUIET_DAEMON) is is_local
     assert bool({"spark.driver.host", "spark.driver.bindAddress"} & chosen.keys()) is is_local
     assert chosen["spark.python.unix.domain.socket.enabled"] == "true"
 
@@ -104,15 +84,15 @@ class _Ended(BaseException):
     ("program", "is_ours", "error", "comes"),
     [
         # PySpark reads or writes, and Java has closed the connection.
-        (STREAM_RUNNER, False, SystemExit(0), _Ended),
-        (STREAM_RUNNER, False, EOFError(), _Ended),
-        (STREAM_RUNNER, False, BrokenPipeError(), _Ended),
-        (STREAM_RUNNER, False, ConnectionResetError(), _Ended),
-        (STREAM_RUNNER, True, SystemExit(0), _Ended),  # by a signal, whatever runs then
+        (internals.STREAM_RUNNER, False, SystemExit(0), _Ended),
+        (internals.STREAM_RUNNER, False, EOFError(), _Ended),
+        (internals.STREAM_RUNNER, False, BrokenPipeError(), _Ended),
+        (internals.STREAM_RUNNER, False, ConnectionResetError(), _Ended),
+        (internals.STREAM_RUNNER, True, SystemExit(0), _Ended),  # by a signal, whatever runs then
         # Errors of brokers are reported to Java.
-        (STREAM_RUNNER, False, SourceError("wrong"), SourceError),
-        (STREAM_RUNNER, True, BrokenPipeError(), WorkerFailed),
-        (STREAM_RUNNER, True, EOFError(), WorkerFailed),
+        (internals.STREAM_RUNNER, False, SourceError("wrong"), SourceError),
+        (internals.STREAM_RUNNER, True, BrokenPipeError(), internals.WorkerFailed),
+        (internals.STREAM_RUNNER, True, EOFError(), internals.WorkerFailed),
         ("pytest", False, SystemExit(0), SystemExit),
     ],
 )
@@ -159,8 +139,8 @@ def collections(monkeypatch):
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
-        (PYSPARK_DAEMON, ["collect", "freeze"]),
-        (QUIET_DAEMON, ["collect", "freeze"]),
+        (internals.PYSPARK_DAEMON, ["collect", "freeze"]),
+        (internals.QUIET_DAEMON, ["collect", "freeze"]),
         ("pytest", []),
     ],
 )
@@ -169,8 +149,8 @@ def test_a_worker_excludes_its_modules_from_collections_once(
 ):
     runs_as(program)
 
-    freeze_modules()
-    freeze_modules()
+    internals.freeze_modules()
+    internals.freeze_modules()
 
     assert collections == expected
 
@@ -197,7 +177,7 @@ def test_decoding_does_not_import_pandas():
 
 def test_the_least_recently_used_value_is_closed():
     closed: list[str] = []
-    cache = WorkerCache(closed.append, size=2)
+    cache = internals.WorkerCache(closed.append, size=2)
 
     for key in ("a", "b", "a", "c"):
         assert cache.get(key, key.upper) == key.upper()
@@ -209,7 +189,7 @@ def test_the_least_recently_used_value_is_closed():
 
 def test_values_of_the_parent_process_are_neither_used_nor_closed(monkeypatch):
     closed: list[str] = []
-    cache = WorkerCache(closed.append, size=2)
+    cache = internals.WorkerCache(closed.append, size=2)
     assert cache.get("a", lambda: "parent's") == "parent's"
 
     parent = os.getpid()
@@ -259,7 +239,9 @@ def fails() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"SPARK_SIMPLIFIED_TRACEBACK": "1"}])
-@pytest.mark.parametrize("program", [PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER])
+@pytest.mark.parametrize(
+    "program", [internals.PYSPARK_DAEMON, internals.QUIET_DAEMON, internals.STREAM_RUNNER]
+)
 def test_spark_puts_the_cause_in_front_whether_it_shortens_tracebacks_or_not(
     monkeypatch, runs_as, program, settings
 ):
@@ -267,7 +249,7 @@ def test_spark_puts_the_cause_in_front_whether_it_shortens_tracebacks_or_not(
         monkeypatch.setenv(name, text)
     runs_as(program)
 
-    text = told_by(cause_first()(fails))
+    text = told_by(internals.cause_first()(fails))
 
     first, _, rest = text.partition("\n")
     assert first == f"orbitmq.spark.options.DataLost: {DataLost(['all of it'])}"
@@ -288,15 +270,15 @@ def told_by(function: Callable[[], None]) -> str:
 
 def test_an_error_stays_what_it_is_outside_of_spark():
     with pytest.raises(DataLost) as raised:
-        cause_first()(fails)()
+        internals.cause_first()(fails)()
 
     assert isinstance(raised.value.__cause__, ValueError)
 
 
 def test_what_is_no_error_passes(runs_as):
-    runs_as(PYSPARK_DAEMON)
+    runs_as(internals.PYSPARK_DAEMON)
 
-    with pytest.raises(SystemExit), cause_first():
+    with pytest.raises(SystemExit), internals.cause_first():
         raise SystemExit(0)
 
 
@@ -356,17 +338,17 @@ _MANAGER = "FileSystemBasedCheckpointFileManager"
     ],
 )
 def test_a_supported_version(version, limits, arrow_writer, manager):
-    found, settings = pyspark_features(version), settings_for(version)
+    found, settings = internals.pyspark_features(version), settings_for(version)
 
     assert (found.has_read_limits, found.has_arrow_stream_writer) == (limits, arrow_writer)
     assert settings["spark.sql.streaming.checkpointFileManagerClass"].endswith(f".{manager}")
-    assert settings["spark.python.daemon.module"] == QUIET_DAEMON
+    assert settings["spark.python.daemon.module"] == internals.QUIET_DAEMON
     assert found.is_known
 
 
 def test_an_unknown_version_is_not_patched_and_this_is_logged(caplog):
     with caplog.at_level(logging.WARNING):
-        found, settings = pyspark_features("9.9.1"), settings_for("9.9.1")
+        found, settings = internals.pyspark_features("9.9.1"), settings_for("9.9.1")
 
     assert (found.has_read_limits, found.is_known) == (True, False)
     assert "spark.python.daemon.module" not in settings
@@ -375,9 +357,9 @@ def test_an_unknown_version_is_not_patched_and_this_is_logged(caplog):
 
 
 def test_the_installed_version_is_what_the_table_says():
-    installed = pyspark_features()
+    installed = internals.pyspark_features()
 
-    assert installed == pyspark_features(pyspark.__version__)
+    assert installed == internals.pyspark_features(pyspark.__version__)
     assert installed.is_known
     options = {"nameServer": "localhost:9876", "topic": "orders"}
     reader = stream_reader(stream_options(options, {}), full_schema())

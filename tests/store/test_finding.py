@@ -11,13 +11,7 @@ from orbitmq.errors import SettingError
 from orbitmq.message.ids import encode_offset_id
 from orbitmq.message.record import pack_host
 from orbitmq.message.stored import decode_message
-from orbitmq.store.settings import (
-    FlushPolicy,
-    FlushSettings,
-    NoSuchRecord,
-    ReadSettings,
-    StoreSettings,
-)
+from orbitmq.store import settings
 from tests.support.store import SMALL, lookup, put, with_policy
 
 if TYPE_CHECKING:
@@ -97,12 +91,12 @@ def test_a_look_up_in_rounds_finds_the_same_as_one_in_one_go(open_store):
 
 
 def test_a_message_that_waits_for_the_disk_is_not_found(open_store):
-    store = open_store(with_policy(SMALL, FlushPolicy.SYNC))
+    store = open_store(with_policy(SMALL, settings.FlushPolicy.SYNC))
     place, _ = put(store, "T", 0, b"x", {"KEYS": "k"})
     end = store.write()
 
     assert lookup(store, "T", "k") == []
-    with pytest.raises(NoSuchRecord):
+    with pytest.raises(settings.NoSuchRecord):
         store.message_at(place)
     store.wait_flushed(end)
     assert len(lookup(store, "T", "k")) == 1
@@ -125,12 +119,12 @@ def test_the_index_is_not_read_again_after_a_proper_shutdown(open_store):
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: StoreSettings(file_size=100), "store.file_size"),
-        (lambda: StoreSettings(queue_file_entries=0), "store.queue_file_entries"),
-        (lambda: StoreSettings(preallocate_step=-1), "store.preallocate_step"),
-        (lambda: FlushSettings(interval=0), "flush.interval"),
-        (lambda: FlushSettings(least_bytes=-1), "flush.least_bytes"),
-        (lambda: ReadSettings(memory_count=0), "read.memory_count"),
+        (lambda: settings.StoreSettings(file_size=100), "store.file_size"),
+        (lambda: settings.StoreSettings(queue_file_entries=0), "store.queue_file_entries"),
+        (lambda: settings.StoreSettings(preallocate_step=-1), "store.preallocate_step"),
+        (lambda: settings.FlushSettings(interval=0), "flush.interval"),
+        (lambda: settings.FlushSettings(least_bytes=-1), "flush.least_bytes"),
+        (lambda: settings.ReadSettings(memory_count=0), "read.memory_count"),
     ],
 )
 def test_a_wrong_setting_is_named(make, named):

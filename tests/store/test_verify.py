@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 
 from orbitmq.message.record import RecordFault, RecordRefused, check_record, tag_code
 from orbitmq.message.stored import StoredMessage, decode_message
-from orbitmq.store.verify import (
-    PAGE,
-    TopicNumbers,
-    distinct,
-    find_record,
-    first_torn,
-    properties_of,
-    scan_log,
-    store_time,
-    tag_codes_of,
-)
+from orbitmq.store import verify
 
 HOSTS = [("1.2.3.4", 5), ("::1", 6)]
 TOPICS = ["a", "TopicTest", "TopicTesu", "ä", "x" * 200, *(f"t{n}" for n in range(12))]
@@ -66,7 +56,7 @@ def test_the_columns_hold_what_the_records_do(records, base):
     data, messages = encode(records, base)
 
     view = memoryview(data + bytes(40))
-    first, *_, last = [*scan_log(view, base, start=0)] * 2
+    first, *_, last = [*verify.scan_log(view, base, start=0)] * 2
     found = first.records
 
     assert (last.stopped_at, last.fault) == (len(data), RecordFault.EMPTY)
@@ -76,15 +66,15 @@ def test_the_columns_hold_what_the_records_do(records, base):
     assert found.queue_offsets.tolist() == [m.queue_offset for m in messages]
     assert found.sys_flags.tolist() == [m.sys_flag for m in messages]
     assert found.store_ms.tolist() == [m.store_ms for m in messages]
-    topics = TopicNumbers()
+    topics = verify.TopicNumbers()
     numbers = topics.of(view, found).tolist()
     assert [topics.names[number] for number in numbers] == [m.topic for m in messages]
-    assert tag_codes_of(view, found).tolist() == [tag_code(m.tags) for m in messages]
+    assert verify.tag_codes_of(view, found).tolist() == [tag_code(m.tags) for m in messages]
     for message in messages:
         at = message.physical_offset - base
         record = memoryview(data)[at : at + message.size]
-        assert bytes(properties_of(record)) == message.raw_properties
-        assert store_time(record) == message.store_ms
+        assert bytes(verify.properties_of(record)) == message.raw_properties
+        assert verify.store_time(record) == message.store_ms
 
 
 @settings(max_examples=200, deadline=None)
@@ -109,7 +99,7 @@ def test_the_walk_ends_where_looking_one_by_one_ends(records, flips, cut):
         good.append(at)
         at += size
 
-    blocks = list(scan_log(view, 0, start=0))
+    blocks = list(verify.scan_log(view, 0, start=0))
 
     assert [at for block in blocks for at in block.records.starts.tolist()] == good
     assert blocks[-1].stopped_at == at
@@ -127,7 +117,7 @@ def test_records_are_found_again_behind_damage(records, noise, copies_a_record):
     # A record that says it belongs elsewhere is noise as well.
     damage = (noise + (strange if copies_a_record else b"")).ljust(1000, b"\xda")[:1000]
 
-    found = find_record(memoryview(damage + data), 4000, 0, len(damage + data))
+    found = verify.find_record(memoryview(damage + data), 4000, 0, len(damage + data))
 
     assert found == 1000
     assert messages[0].physical_offset == 4000 + found
@@ -137,7 +127,7 @@ Fields = dict[str, Any]
 
 V6 = ("2001:db8::1", 10911)
 #: Behind the properties there are three pages at least.
-FILE = 16 * PAGE
+FILE = 16 * verify.PAGE
 
 #: Zeros in every place where a record may have them, and no page of them in the properties.
 SHAPES: dict[str, Fields] = {
@@ -164,7 +154,7 @@ LARGE: dict[str, Fields] = {
     "zeros in them": {
         "topic": "T",
         "stored_body": b"b",
-        "properties": b"k\x01" + (bytes(PAGE - 2) + b"v") * 3,
+        "properties": b"k\x01" + (bytes(verify.PAGE - 2) + b"v") * 3,
     },
     "topic": {"topic": "t" * 12_000, "stored_body": b"b"},
     "body": {"topic": "T", "stored_body": b"b" * 12_000, "properties": b"k\x01v\x02"},
@@ -179,7 +169,7 @@ def place(records: list[Fields], begin: int) -> tuple[bytes, list[int]]:
     assert ends == [begin]
     for each in records:
         raw = each.get("properties", b"")
-        fields = each | {"properties": distinct(raw) if 0 in raw else raw}
+        fields = each | {"properties": verify.distinct(raw) if 0 in raw else raw}
         data += StoredMessage.build(**fields, physical_offset=len(data)).encode()
         ends.append(len(data))
     assert len(data) < FILE
@@ -189,8 +179,8 @@ def place(records: list[Fields], begin: int) -> tuple[bytes, list[int]]:
 def walk(data: bytes, flushed: int) -> int:
     """Where the first record begins that is not good, or lost a page."""
     view = memoryview(data)
-    for block in scan_log(view, 0, start=0):
-        torn = first_torn(view, block.records, block.records.starts >= flushed)
+    for block in verify.scan_log(view, 0, start=0):
+        torn = verify.first_torn(view, block.records, block.records.starts >= flushed)
         if torn is not None:
             return int(block.records.starts[torn])
     return block.stopped_at
@@ -208,7 +198,7 @@ def first_changed(before: bytes, after: bytes, ends: list[int]) -> int:
 
 def lose(data: bytes, page: int, since: int) -> bytes:
     """The file without what was written to a page since the log ended at `since`."""
-    begin, end = max(page, since), page + PAGE
+    begin, end = max(page, since), page + verify.PAGE
     return data[:begin] + bytes(max(0, end - begin)) + data[max(begin, end) :]
 
 
@@ -219,20 +209,20 @@ def test_a_record_is_cut_if_a_page_was_lost_that_begins_at_any_byte_of_it(shape,
     size = len(StoredMessage.build(**SHAPES[shape]).encode()) + 1
 
     for room in range(1, size + 1, 1 if is_last else 3):
-        begin = 2 * PAGE - room
+        begin = 2 * verify.PAGE - room
         data, ends = place([SHAPES[shape], *behind], begin)
         assert walk(data, begin) == ends[-1]
-        torn = lose(data, 2 * PAGE, begin)
+        torn = lose(data, 2 * verify.PAGE, begin)
         assert walk(torn, begin) == first_changed(data, torn, ends), room
 
 
 @pytest.mark.parametrize("shape", LARGE)
 def test_a_page_that_was_lost_inside_a_record_is_known_though_later_ones_were_kept(shape):
-    for room in range(1, PAGE, 97):
-        begin = 2 * PAGE - room
+    for room in range(1, verify.PAGE, 97):
+        begin = 2 * verify.PAGE - room
         data, ends = place([LARGE[shape], SHAPES["usual"]], begin)
         assert walk(data, begin) == ends[-1]
-        for page in (2 * PAGE, 3 * PAGE, 4 * PAGE):
+        for page in (2 * verify.PAGE, 3 * verify.PAGE, 4 * verify.PAGE):
             torn = lose(data, page, begin)
             assert walk(torn, begin) == first_changed(data, torn, ends), (room, page)
 
@@ -241,10 +231,10 @@ def test_a_record_is_cut_if_all_that_was_lost_is_the_length_of_its_topic():
     # Without it the topic is read as the length of the properties, and everything adds up.
     size = int.from_bytes(b"TS")
     record = {"topic": "T", "stored_body": bytes(5000), "properties": b"k\x01".ljust(size, b"v")}
-    begin = 3 * PAGE - 1 - 88 - 5000
+    begin = 3 * verify.PAGE - 1 - 88 - 5000
     data, ends = place([record, SHAPES["usual"]], begin)
-    torn = lose(data, 2 * PAGE, begin)
-    assert [*scan_log(memoryview(torn), 0, start=0)][-1].stopped_at == ends[-1]
+    torn = lose(data, 2 * verify.PAGE, begin)
+    assert [*verify.scan_log(memoryview(torn), 0, start=0)][-1].stopped_at == ends[-1]
 
     assert walk(data, begin) == ends[-1]
     assert walk(torn, begin) == begin
@@ -255,10 +245,10 @@ def test_whatever_pages_are_lost_the_log_ends_before_the_first_record_that_lacks
     dice = random.Random(seed)
     shapes = [*SHAPES.values(), *LARGE.values()]
     records = [dice.choice(shapes) for _ in range(dice.randrange(2, 6))]
-    data, ends = place(records[:4], dice.randrange(92, PAGE))
+    data, ends = place(records[:4], dice.randrange(92, verify.PAGE))
     flushed = dice.choice(ends)
     torn = data
-    for page in range(flushed - flushed % PAGE, ends[-1], PAGE):
+    for page in range(flushed - flushed % verify.PAGE, ends[-1], verify.PAGE):
         if dice.random() < 0.3:
             # The kernel may have written it before, as it was at the end of any record.
             torn = lose(torn, page, dice.choice([end for end in ends if end >= flushed]))
@@ -270,30 +260,30 @@ def test_whatever_pages_are_lost_the_log_ends_before_the_first_record_that_lacks
 
 def test_only_doubtful_records_are_looked_at_whatever_lies_around_them():
     size = len(StoredMessage.build(**SHAPES["usual"]).encode())
-    data, _ = place([SHAPES["usual"]] * 2, 2 * PAGE - size + 5)
-    records = next(scan_log(memoryview(data), 0, start=0)).records
-    torn = memoryview(lose(data, 2 * PAGE, 0))
+    data, _ = place([SHAPES["usual"]] * 2, 2 * verify.PAGE - size + 5)
+    records = next(verify.scan_log(memoryview(data), 0, start=0)).records
+    torn = memoryview(lose(data, 2 * verify.PAGE, 0))
     assert len(records) == 3
 
-    assert first_torn(torn, records, np.array([True, False, True])) is None
-    assert first_torn(torn, records, np.array([False, True, False])) == 1
+    assert verify.first_torn(torn, records, np.array([True, False, True])) is None
+    assert verify.first_torn(torn, records, np.array([False, True, False])) == 1
 
 
 def test_properties_with_a_page_of_zeros_are_refused():
-    most = b"k\x01" + bytes(PAGE - 2) + b"\x02"
+    most = b"k\x01" + bytes(verify.PAGE - 2) + b"\x02"
 
-    assert distinct(most) == most
+    assert verify.distinct(most) == most
     with pytest.raises(RecordRefused, match="4095 zeros"):
-        distinct(b"k\x01" + bytes(PAGE - 1) + b"\x02")
+        verify.distinct(b"k\x01" + bytes(verify.PAGE - 1) + b"\x02")
 
 
 def test_the_length_of_properties_and_the_most_zeros_do_not_make_a_page():
-    properties = bytes(PAGE - 2) + b"n\x01" + b"v" * 255 + b"\x02"
+    properties = bytes(verify.PAGE - 2) + b"n\x01" + b"v" * 255 + b"\x02"
     assert len(properties) % 256 == 0
     # The page begins with the second byte of the length, which is zero.
-    begin = 2 * PAGE - 88 - len(b"body\x01T") - 1
+    begin = 2 * verify.PAGE - 88 - len(b"body\x01T") - 1
     record = {"topic": "T", "stored_body": b"body", "properties": properties}
     data, ends = place([record], begin)
 
-    assert not any(data[2 * PAGE : 3 * PAGE - 1])
+    assert not any(data[2 * verify.PAGE : 3 * verify.PAGE - 1])
     assert walk(data, begin) == ends[-1]

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from orbitmq.client.consumer.strategies import (
-    Averagely,
-    AveragelyByCircle,
-    ByConfig,
-    ConsistentHash,
-    MachineRoom,
-    MachineRoomNearby,
-    Strategy,
-)
+from orbitmq.client.consumer import strategies
 from orbitmq.client.routes import Queue
 
 RECORDED = Path(__file__).parents[1] / "data" / "allocation.json.gz"
@@ -63,7 +55,7 @@ def digest(questions: Sequence[Case]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def strategy_of(case: Case) -> Strategy:
+def strategy_of(case: Case) -> strategies.Strategy:
     """Our strategy that a question is meant for."""
     return _strategy(case.strategy, case.queues)
 
@@ -73,18 +65,18 @@ def room_of(name: str) -> str:
     return name[: max(name.find("."), 0)]
 
 
-def _strategy(text: str, queues: Sequence[Queue]) -> Strategy:
+def _strategy(text: str, queues: Sequence[Queue]) -> strategies.Strategy:
     name, _, settings = text.partition(":")
     words = settings.split(",") if settings else []
     if name == "CONSISTENT_HASH":
-        return ConsistentHash(virtual_nodes=int(settings))
+        return strategies.ConsistentHash(virtual_nodes=int(settings))
     if name == "CONFIG":
-        return ByConfig(tuple(queues[int(place)] for place in words))
+        return strategies.ByConfig(tuple(queues[int(place)] for place in words))
     if name == "MACHINE_ROOM":
-        return MachineRoom(frozenset(words))
+        return strategies.MachineRoom(frozenset(words))
     if name == "MACHINE_ROOM_NEARBY":
-        return MachineRoomNearby(room_of, room_of, _strategy(settings, queues))
-    return Averagely() if name == "AVG" else AveragelyByCircle()
+        return strategies.MachineRoomNearby(room_of, room_of, _strategy(settings, queues))
+    return strategies.Averagely() if name == "AVG" else strategies.AveragelyByCircle()
 
 
 class _Dice:

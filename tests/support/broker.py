@@ -16,26 +16,9 @@ from orbitmq.remoting.connection import Connection, Prepare
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.store.settings import IndexSettings, StoreSettings
-from orbitmq.wire.bodies import (
-    ConsumeFromWhere,
-    ConsumerData,
-    ConsumeType,
-    HeartbeatData,
-    MessageModel,
-    ProducerData,
-    SubscriptionData,
-)
+from orbitmq.wire import bodies, headers
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import (
-    GetMaxOffsetRequest,
-    PullFlag,
-    PullMessageRequest,
-    QueryConsumerOffsetRequest,
-    SendMessageRequest,
-    SendMessageResponse,
-    UpdateConsumerOffsetRequest,
-)
 from orbitmq.wire.javajson import encode_body
 
 #: Small files, so that a broker starts and ends in milliseconds.
@@ -106,11 +89,11 @@ class RawClient:
 
     async def stored(
         self, topic: str, body: bytes = b"hello", **fields: Any
-    ) -> SendMessageResponse:
+    ) -> headers.SendMessageResponse:
         """Send, and say where the message is."""
         answer = await self.send(topic, body, **fields)
         assert answer.code == 0, answer.remark
-        return answer.header(SendMessageResponse)
+        return answer.header(headers.SendMessageResponse)
 
     async def pull(self, topic: str, queue_id: int = 0, offset: int = 0, **fields: Any) -> Command:
         code = fields.pop("code", RequestCode.PULL_MESSAGE)
@@ -120,34 +103,34 @@ class RawClient:
     async def heartbeat(
         self,
         client_id: str,
-        *subscriptions: SubscriptionData,
+        *subscriptions: bodies.SubscriptionData,
         group: str = GROUP,
         producers: tuple[str, ...] = (),
         **consumer: Any,
     ) -> Command:
         defaults: dict[str, Any] = {
-            "consume_type": ConsumeType.CONSUME_PASSIVELY,
-            "message_model": MessageModel.CLUSTERING,
-            "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+            "consume_type": bodies.ConsumeType.CONSUME_PASSIVELY,
+            "message_model": bodies.MessageModel.CLUSTERING,
+            "consume_from_where": bodies.ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         }
-        data = ConsumerData(
+        data = bodies.ConsumerData(
             group_name=group, subscription_data_set=subscriptions, **(defaults | consumer)
         )
-        body = HeartbeatData(
+        body = bodies.HeartbeatData(
             client_id=client_id,
             consumer_data_set=(data,) if subscriptions else (),
-            producer_data_set=tuple(ProducerData(group_name=name) for name in producers),
+            producer_data_set=tuple(bodies.ProducerData(group_name=name) for name in producers),
         )
         return await self.connection.request(RequestCode.HEART_BEAT, body=encode_body(body))
 
     async def query(self, topic: str, queue_id: int = 0, **fields: Any) -> Command:
-        header = QueryConsumerOffsetRequest(
+        header = headers.QueryConsumerOffsetRequest(
             **({"consumer_group": GROUP} | fields), topic=topic, queue_id=queue_id
         )
         return await self.connection.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
 
     async def report(self, topic: str, offset: int, queue_id: int = 0, **fields: Any) -> Command:
-        header = UpdateConsumerOffsetRequest(
+        header = headers.UpdateConsumerOffsetRequest(
             **({"consumer_group": GROUP} | fields),
             topic=topic,
             queue_id=queue_id,
@@ -159,14 +142,14 @@ class RawClient:
         self, topic: str, offset: int, queue_id: int = 0, *, group: str = GROUP
     ) -> None:
         """Report as members of Apache's clients do: without an answer."""
-        header = UpdateConsumerOffsetRequest(
+        header = headers.UpdateConsumerOffsetRequest(
             consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset
         )
         self.connection.notify(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
     async def max_offset(self, topic: str, queue_id: int = 0) -> int:
         answer = await self.connection.request(
-            RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic=topic, queue_id=queue_id)
+            RequestCode.GET_MAX_OFFSET, headers.GetMaxOffsetRequest(topic=topic, queue_id=queue_id)
         )
         return int(answer.ext_fields["offset"])
 
@@ -176,7 +159,7 @@ def send_header(
     queue_id: int = 0,
     properties: Mapping[str, str | None] | str | None = None,
     **fields: Any,
-) -> SendMessageRequest:
+) -> headers.SendMessageRequest:
     if properties is not None and not isinstance(properties, str):
         properties = encode_properties(properties).decode()
     defaults: dict[str, Any] = {
@@ -187,16 +170,16 @@ def send_header(
         "born_timestamp": 1_700_000_000_000,
         "flag": 0,
     }
-    return SendMessageRequest(
+    return headers.SendMessageRequest(
         topic=topic, queue_id=queue_id, properties=properties, **(defaults | fields)
     )
 
 
 def pull_header(
     topic: str, queue_id: int = 0, offset: int = 0, *, hold: float = 0.0, **fields: Any
-) -> PullMessageRequest:
+) -> headers.PullMessageRequest:
     """A pull that brings its subscription, unless `sys_flag` says otherwise."""
-    flag = PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if hold else 0)
+    flag = headers.PullFlag.SUBSCRIPTION | (headers.PullFlag.SUSPEND if hold else 0)
     defaults: dict[str, Any] = {
         "consumer_group": GROUP,
         "max_msg_nums": 32,
@@ -206,7 +189,7 @@ def pull_header(
         "sub_version": 0,
         "subscription": "*",
     }
-    return PullMessageRequest(
+    return headers.PullMessageRequest(
         topic=topic, queue_id=queue_id, queue_offset=offset, **(defaults | fields)
     )
 

@@ -15,17 +15,7 @@ from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher, Handler
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import Address, ChannelSettings, ServerSettings
-from orbitmq.wire.bodies import (
-    BrokerData,
-    ConsumeFromWhere,
-    ConsumerData,
-    ConsumeType,
-    HeartbeatData,
-    MessageModel,
-    QueueData,
-    SubscriptionData,
-    TopicRouteData,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import OUR_VERSION, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetRouteInfoRequest, UnregisterClientRequest
@@ -52,15 +42,15 @@ async def running_engine(
         yield engine
 
 
-def consumer_data(group: str, *topics: str) -> ConsumerData:
+def consumer_data(group: str, *topics: str) -> bodies.ConsumerData:
     """What brokers are told of a consumer that wants everything."""
-    return ConsumerData(
+    return bodies.ConsumerData(
         group_name=group,
-        consume_type=ConsumeType.CONSUME_PASSIVELY,
-        message_model=MessageModel.CLUSTERING,
-        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        consume_type=bodies.ConsumeType.CONSUME_PASSIVELY,
+        message_model=bodies.MessageModel.CLUSTERING,
+        consume_from_where=bodies.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         subscription_data_set=tuple(
-            SubscriptionData(topic=topic, sub_string="*") for topic in topics
+            bodies.SubscriptionData(topic=topic, sub_string="*") for topic in topics
         ),
     )
 
@@ -70,9 +60,9 @@ class MemberStub:
     """A member of a client that only says who it is."""
 
     producer_group: str | None = None
-    consumer: ConsumerData | None = None
+    consumer: bodies.ConsumerData | None = None
 
-    def consumer_data(self) -> ConsumerData | None:
+    def consumer_data(self) -> bodies.ConsumerData | None:
         return self.consumer
 
 
@@ -82,11 +72,11 @@ def topic_route(
     queues: int = 4,
     perm: int = 6,
     order: str | None = None,
-) -> TopicRouteData:
+) -> bodies.TopicRouteData:
     """The route of a topic with as many queues on each of these brokers."""
-    return TopicRouteData(
+    return bodies.TopicRouteData(
         broker_datas=tuple(
-            BrokerData(
+            bodies.BrokerData(
                 broker_name=name,
                 cluster="DefaultCluster",
                 broker_addrs={number: str(address) for number, address in addresses.items()},
@@ -94,7 +84,9 @@ def topic_route(
             for name, addresses in brokers.items()
         ),
         queue_datas=tuple(
-            QueueData(broker_name=name, perm=perm, read_queue_nums=queues, write_queue_nums=queues)
+            bodies.QueueData(
+                broker_name=name, perm=perm, read_queue_nums=queues, write_queue_nums=queues
+            )
             for name in brokers
         ),
         order_topic_conf=order,
@@ -105,7 +97,7 @@ def topic_route(
 class ScriptedNameServer:
     """A name server that answers what a test lays out: a route, raw bytes, or a refusal."""
 
-    routes: dict[str, TopicRouteData | bytes] = field(default_factory=dict)
+    routes: dict[str, bodies.TopicRouteData | bytes] = field(default_factory=dict)
     #: Answers this instead of looking, while it is set.
     refusal: ResponseCode | None = None
     requests: list[GetRouteInfoRequest] = field(default_factory=list)
@@ -144,7 +136,7 @@ class ScriptedBroker:
     handlers: dict[int, Handler] = field(default_factory=dict)
     #: The request codes of each connection, in the order of their arrival.
     arrivals: list[list[int]] = field(default_factory=list)
-    heartbeats: list[HeartbeatData] = field(default_factory=list)
+    heartbeats: list[bodies.HeartbeatData] = field(default_factory=list)
     leavings: list[UnregisterClientRequest] = field(default_factory=list)
     #: Heartbeats are not answered while this is set.
     is_mute: bool = False
@@ -198,7 +190,7 @@ class ScriptedBroker:
         connection.context.append(request.code)
 
     def _heartbeat(self, _: Connection, request: Command) -> Command | None:
-        self.heartbeats.append(decode_body(HeartbeatData, bytes(request.body)))
+        self.heartbeats.append(decode_body(bodies.HeartbeatData, bytes(request.body)))
         answer = request.answer(ResponseCode.SUCCESS)
         return None if self.is_mute else msgspec.structs.replace(answer, version=self.version)
 

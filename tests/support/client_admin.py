@@ -16,30 +16,9 @@ from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher, Handler
 from orbitmq.remoting.settings import Address, parse_address
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies import (
-    ConsumeDirectlyResult,
-    ConsumeResult,
-    ConsumerRunningInfo,
-    ConsumeStatus,
-    ConsumeType,
-    DataVersion,
-    MessageModel,
-    MessageQueue,
-    ProcessQueueInfo,
-    RegisterBroker,
-    ResetOffsets,
-    SubscriptionData,
-    TopicConfig,
-    TopicConfigTable,
-)
+from orbitmq.wire import bodies, headers
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import (
-    ConsumerSendBackRequest,
-    RegisterBrokerRequest,
-    SendMessageResponse,
-    UpdateConsumerOffsetRequest,
-)
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import RawClient
 
@@ -64,7 +43,7 @@ class World:
 
     async def send(
         self, queue: Queue, body: bytes = b"hello", **properties: str
-    ) -> SendMessageResponse:
+    ) -> headers.SendMessageResponse:
         """Store one message; where it is."""
         client = await self.client(queue.broker)
         return await client.stored(
@@ -113,7 +92,7 @@ class World:
         """Send a stored message back for another attempt."""
         client = await self.client(queue.broker)
         offset = int(msg_id[-16:], 16)
-        header = ConsumerSendBackRequest(offset=offset, group=group, delay_level=level)
+        header = headers.ConsumerSendBackRequest(offset=offset, group=group, delay_level=level)
         code = RequestCode.CONSUMER_SEND_MSG_BACK
         answer = await client.connection.request(code, header, extra=extra)
         assert answer.code == 0, answer.remark
@@ -127,16 +106,18 @@ class World:
     async def register_ghost(self, name: str) -> None:
         """Let the name server know a broker that nobody can connect to."""
         connection = await connect(parse_address(self.cluster.name_server), owner=Dispatcher({}))
-        topics = {topic: TopicConfig(topic_name=topic) for topic in ("orders", "TBW102")}
-        table = TopicConfigTable(data_version=DataVersion(counter=1), topic_config_table=topics)
-        header = RegisterBrokerRequest(
+        topics = {topic: bodies.TopicConfig(topic_name=topic) for topic in ("orders", "TBW102")}
+        table = bodies.TopicConfigTable(
+            data_version=bodies.DataVersion(counter=1), topic_config_table=topics
+        )
+        header = headers.RegisterBrokerRequest(
             broker_name=name,
             broker_addr="127.0.0.1:1",
             cluster_name="DefaultCluster",
             ha_server_addr="127.0.0.1:2",
             broker_id=0,
         )
-        body = encode_body(RegisterBroker(topic_config_serialize_wrapper=table))
+        body = encode_body(bodies.RegisterBroker(topic_config_serialize_wrapper=table))
         answer = await connection.request(RequestCode.REGISTER_BROKER, header, body=body)
         assert answer.code == 0, answer.remark
         self._clients[name] = RawClient(connection, [])
@@ -164,14 +145,14 @@ class FakeConsumer:
         *,
         group: str = GROUP,
         subscriptions: Mapping[str, str] | None = None,
-        owns: Mapping[Queue, ProcessQueueInfo] | None = None,
-        model: MessageModel = MessageModel.CLUSTERING,
-        result: ConsumeResult = ConsumeResult.CR_SUCCESS,
+        owns: Mapping[Queue, bodies.ProcessQueueInfo] | None = None,
+        model: bodies.MessageModel = bodies.MessageModel.CLUSTERING,
+        result: bodies.ConsumeResult = bodies.ConsumeResult.CR_SUCCESS,
     ) -> None:
         self.client_id = client_id
         self.group = group
         self.subscriptions = tuple(
-            SubscriptionData(topic=topic, sub_string=text, sub_version=1)
+            bodies.SubscriptionData(topic=topic, sub_string=text, sub_version=1)
             for topic, text in (subscriptions or {"orders": "*"}).items()
         )
         self.owns = dict(owns or {})
@@ -200,7 +181,7 @@ class FakeConsumer:
                 *self.subscriptions,
                 group=self.group,
                 message_model=self.model,
-                consume_type=ConsumeType.CONSUME_PASSIVELY,
+                consume_type=bodies.ConsumeType.CONSUME_PASSIVELY,
             )
 
     async def stop(self) -> None:
@@ -209,22 +190,22 @@ class FakeConsumer:
             await client.close()
 
     def running_info(self, _: Connection, request: Command) -> Command:
-        body = ConsumerRunningInfo(
+        body = bodies.ConsumerRunningInfo(
             jstack="main: waiting" if request.ext_fields.get("jstackEnable") == "true" else None,
             mq_table={
-                MessageQueue(broker_name=q.broker, queue_id=q.id, topic=q.topic): info
+                bodies.MessageQueue(broker_name=q.broker, queue_id=q.id, topic=q.topic): info
                 for q, info in self.owns.items()
             },
             properties={"PROP_CONSUMEORDERLY": "false"},
-            status_table={"orders": ConsumeStatus(consume_ok_tps=2.5, pull_rt=20.0)},
+            status_table={"orders": bodies.ConsumeStatus(consume_ok_tps=2.5, pull_rt=20.0)},
             subscription_set=self.subscriptions,
         )
         return request.answer(0, body=encode_body(body))
 
     def _go(self, connection: Connection, request: Command) -> None:
         """A pushed reset: report at once to be where one was told to go."""
-        for queue, offset in decode_body(ResetOffsets, request.body).offset_table.items():
-            header = UpdateConsumerOffsetRequest(
+        for queue, offset in decode_body(bodies.ResetOffsets, request.body).offset_table.items():
+            header = headers.UpdateConsumerOffsetRequest(
                 consumer_group=self.group,
                 topic=queue.topic,
                 queue_id=queue.queue_id,
@@ -234,7 +215,7 @@ class FakeConsumer:
 
     def _consume(self, _: Connection, request: Command) -> Command:
         self.consumed.append(bytes(request.body))
-        body = ConsumeDirectlyResult(
+        body = bodies.ConsumeDirectlyResult(
             consume_result=self.result, remark="as told", spent_time_mills=1500
         )
         return request.answer(0, body=encode_body(body))

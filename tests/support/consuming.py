@@ -9,12 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orbitmq.client.consumer.dispatch import (
-    Bindings,
-    ConcurrentConsumption,
-    OrderlyConsumption,
-    Parts,
-)
+from orbitmq.client.consumer import dispatch
 from orbitmq.client.consumer.handlers import Binding, bind_handler, bind_listener
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings
@@ -150,7 +145,7 @@ class Bench:
     progress: MemoryProgress
     sent_back: SentBack
     statistics: Statistics
-    bindings: Bindings
+    bindings: dispatch.Bindings
 
     def own(
         self, messages: Sequence[ReceivedMessage] = (), *, lock: LockStub | None = None
@@ -203,8 +198,8 @@ async def consuming(
     sent_back = SentBack()
     progress = MemoryProgress()
     statistics = Statistics(engine.clock.monotonic)
-    bindings = Bindings(by_topic, GROUP)
-    parts = Parts(
+    bindings = dispatch.Bindings(by_topic, GROUP)
+    parts = dispatch.Parts(
         engine,
         GROUP,
         bindings,
@@ -214,7 +209,9 @@ async def consuming(
         statistics,
     )
     consumption = (
-        OrderlyConsumption(parts, lapsed=lapsed) if ordered else ConcurrentConsumption(parts)
+        dispatch.OrderlyConsumption(parts, lapsed=lapsed)
+        if ordered
+        else dispatch.ConcurrentConsumption(parts)
     )
     await consumption.start()
     try:

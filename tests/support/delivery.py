@@ -16,14 +16,9 @@ from orbitmq.remoting.connection import Connection, Prepare
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreSettings
+from orbitmq.wire import headers
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import (
-    CheckTransactionStateRequest,
-    ConsumerSendBackRequest,
-    EndTransactionRequest,
-    SendMessageResponse,
-)
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, small_settings
 from tests.support.store import HandClock, QuickFiles
 
@@ -145,7 +140,7 @@ async def send_back(
     **fields: Any,
 ) -> Command:
     """Say that a message could not be processed."""
-    header = ConsumerSendBackRequest(
+    header = headers.ConsumerSendBackRequest(
         offset=message.physical_offset, group=group, delay_level=level, **fields
     )
     return await client.connection.request(
@@ -155,7 +150,7 @@ async def send_back(
 
 async def send_half(
     client: RawClient, topic: str, body: bytes, broker: HandBroker, **properties: str
-) -> SendMessageResponse:
+) -> headers.SendMessageResponse:
     """Send a message of a transaction."""
     return await client.stored(
         topic,
@@ -166,7 +161,9 @@ async def send_half(
     )
 
 
-def end_header(half: SendMessageResponse, state: int, **fields: Any) -> EndTransactionRequest:
+def end_header(
+    half: headers.SendMessageResponse, state: int, **fields: Any
+) -> headers.EndTransactionRequest:
     """What a producer says that knows the answer to its send."""
     defaults: dict[str, Any] = {
         "producer_group": "makers",
@@ -175,7 +172,7 @@ def end_header(half: SendMessageResponse, state: int, **fields: Any) -> EndTrans
         "commit_or_rollback": state,
         "msg_id": half.transaction_id,
     }
-    return EndTransactionRequest(**(defaults | fields))
+    return headers.EndTransactionRequest(**(defaults | fields))
 
 
 def record_of(command: Command) -> StoredMessage:
@@ -223,14 +220,14 @@ class AskedProducer(RawClient):
         await producer.heartbeat(client_id, producers=(group,))
         return producer
 
-    async def end(self, header: EndTransactionRequest) -> Command:
+    async def end(self, header: headers.EndTransactionRequest) -> Command:
         return await self.connection.request(RequestCode.END_TRANSACTION, header, timeout=10)
 
     async def answer_question(self, question: Command, state: int) -> Command:
         """Say how a transaction ended that one was asked about."""
-        asked = question.header(CheckTransactionStateRequest)
+        asked = question.header(headers.CheckTransactionStateRequest)
         return await self.end(
-            EndTransactionRequest(
+            headers.EndTransactionRequest(
                 producer_group="makers",
                 tran_state_table_offset=asked.tran_state_table_offset,
                 commit_log_offset=asked.commit_log_offset,

@@ -10,13 +10,7 @@ from orbitmq.clock import Clock
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.wire.bodies import (
-    DataVersion,
-    RegisterBroker,
-    TopicConfig,
-    TopicConfigTable,
-    body_crc32,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetRouteInfoRequest, RegisterBrokerRequest
@@ -37,8 +31,8 @@ async def name_server(
         await server.stop()
 
 
-def topic(name: str, *, queues: int = 4, perm: int = 6, flags: int = 0) -> TopicConfig:
-    return TopicConfig(
+def topic(name: str, *, queues: int = 4, perm: int = 6, flags: int = 0) -> bodies.TopicConfig:
+    return bodies.TopicConfig(
         topic_name=name,
         perm=perm,
         read_queue_nums=queues,
@@ -48,24 +42,24 @@ def topic(name: str, *, queues: int = 4, perm: int = 6, flags: int = 0) -> Topic
 
 
 def registration(
-    topics: Sequence[TopicConfig],
+    topics: Sequence[bodies.TopicConfig],
     *,
     name: str = "broker-a",
     broker_id: int = 0,
     address: str = "127.0.0.1:10911",
     cluster: str = "DefaultCluster",
-    version: DataVersion | None = None,
+    version: bodies.DataVersion | None = None,
     opaque: int = 1,
     acting_master: bool | None = False,
     timeout_millis: int | None = None,
     extra: dict[str, str] | None = None,
 ) -> Command:
     """REGISTER_BROKER as a broker of 5.x sends it."""
-    table = TopicConfigTable(
-        data_version=version or DataVersion(counter=1, timestamp=1_700_000_000_000),
+    table = bodies.TopicConfigTable(
+        data_version=version or bodies.DataVersion(counter=1, timestamp=1_700_000_000_000),
         topic_config_table={each.topic_name: each for each in topics},
     )
-    body = encode_body(RegisterBroker(topic_config_serialize_wrapper=table))
+    body = encode_body(bodies.RegisterBroker(topic_config_serialize_wrapper=table))
     header = RegisterBrokerRequest(
         broker_name=name,
         broker_addr=address,
@@ -74,7 +68,7 @@ def registration(
         broker_id=broker_id,
         heartbeat_timeout_millis=timeout_millis,
         enable_acting_master=acting_master,
-        body_crc32=body_crc32(body),
+        body_crc32=bodies.body_crc32(body),
     )
     return Command.request(
         RequestCode.REGISTER_BROKER, header, opaque=opaque, body=body, extra=extra

@@ -41,16 +41,10 @@ class Taker:
     def __init__(self, *, finishes: bool = True) -> None:
         self.finishes = finishes
         self.messages: list[ReceivedMessage] = []
-        #: How many came at a time.
-        self.batches: list[int] = []
         self.progress: TrackedProgress | None = None
-        self.on_accept: Callable[[], object] | None = None
 
     def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
-        if self.on_accept is not None:
-            self.on_accept()
         self.messages += messages
-        self.batches.append(len(messages))
         if self.finishes:
             self.finish(owned, [message.queue_offset for message in messages])
 
@@ -186,26 +180,14 @@ class Found:
 class ScriptedBroker:
     """A name server and a broker in one, whose answers to pulls the test writes."""
 
-    def __init__(
-        self,
-        script: Script,
-        *,
-        queues: int = 4,
-        slave: Script | None = None,
-        is_before_5: bool = False,
-    ) -> None:
-        """`is_before_5` knows no code for pulls of consumers that are polled."""
+    def __init__(self, script: Script, *, queues: int = 4, slave: Script | None = None) -> None:
         self.script = script
-        self.is_before_5 = is_before_5
         self.slave_script = slave
         self.queues = queues
-        #: The pulls that came, and the fields of the last one as they were sent.
-        self.fields: dict[str, str] = {}
         self.pulls: list[PullMessageRequest] = []
         self.slave_pulls: list[PullMessageRequest] = []
         self._held: list[tuple[Connection, Command]] = []
         self.heartbeats = 0
-        self.routes_asked = 0
         self._server = Server(Dispatcher(self._handlers(self._pull)))
         self._slave = Server(Dispatcher(self._handlers(self._pull_slave)))
 
@@ -222,10 +204,6 @@ class ScriptedBroker:
     def name_server(self) -> str:
         return str(self._server.address)
 
-    def drop_connections(self) -> None:
-        for connection in self._server.connections:
-            connection.abort("the test says so")
-
     def _handlers(
         self, pull: Callable[[Connection, Command], Result]
     ) -> Mapping[int, Callable[[Connection, Command], Result]]:
@@ -237,11 +215,10 @@ class ScriptedBroker:
             RequestCode.UPDATE_CONSUMER_OFFSET: _yes,
             RequestCode.GET_MIN_OFFSET: _zero,
             RequestCode.PULL_MESSAGE: pull,
-            **({} if self.is_before_5 else {RequestCode.LITE_PULL_MESSAGE: pull}),
+            RequestCode.LITE_PULL_MESSAGE: pull,
         }
 
     def _route(self, _: Connection, request: Command) -> Command:
-        self.routes_asked += 1
         addresses = {0: self._server.address}
         if self.slave_script is not None:
             addresses[1] = self._slave.address
@@ -261,7 +238,6 @@ class ScriptedBroker:
     def _pull(self, connection: Connection, request: Command) -> Result:
         pull = request.header(PullMessageRequest)
         self.pulls.append(pull)
-        self.fields = dict(request.ext_fields)
         answer = _answer(request, self.script(pull))
         if answer is LATER:
             self._held.append((connection, request))
@@ -296,12 +272,11 @@ async def scripted(
     subscription: Subscription | None = None,
     *,
     slave: Script | None = None,
-    is_before_5: bool = False,
     **kinds: Any,
 ) -> AsyncIterator[tuple[ScriptedBroker, Pulling]]:
     """A scripted broker, and a puller that knows it."""
     async with (
-        ScriptedBroker(script, slave=slave, is_before_5=is_before_5) as broker,
+        ScriptedBroker(script, slave=slave) as broker,
         pulling(broker.name_server, subscription, **kinds) as member,
     ):
         yield broker, member

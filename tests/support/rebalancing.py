@@ -33,16 +33,7 @@ from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.dispatch import Handler as ServerHandler
-from orbitmq.wire.bodies import (
-    ConsumerData,
-    ConsumerRunningInfo,
-    ConsumerStatus,
-    ConsumeType,
-    MessageModel,
-    MessageQueue,
-    ProcessQueueInfo,
-    SubscriptionData,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetMaxOffsetRequest
@@ -226,11 +217,15 @@ class Consumer:
     def is_holding(self, queue: Queue) -> bool:
         return self.is_alive and queue in self.rebalancer.owned
 
-    def consumer_data(self) -> ConsumerData:
-        model = MessageModel.BROADCASTING if self.is_broadcasting else MessageModel.CLUSTERING
-        return ConsumerData(
+    def consumer_data(self) -> bodies.ConsumerData:
+        model = (
+            bodies.MessageModel.BROADCASTING
+            if self.is_broadcasting
+            else bodies.MessageModel.CLUSTERING
+        )
+        return bodies.ConsumerData(
             group_name=self.group,
-            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            consume_type=bodies.ConsumeType.CONSUME_PASSIVELY,
             message_model=model,
             consume_from_where=ConsumeFrom.FIRST.wire_name,
             subscription_data_set=self.subscriptions.to_data(),
@@ -425,7 +420,7 @@ class OtherMember:
             prepare=lambda request: msgspec.structs.replace(request, language=language),
         )
         client = RawClient(self._connection, [])
-        subscriptions = [SubscriptionData(topic=topic, sub_string="*") for topic in topics]
+        subscriptions = [bodies.SubscriptionData(topic=topic, sub_string="*") for topic in topics]
         answer = await client.heartbeat(self.client_id, *subscriptions, group=GROUP)
         assert answer.code == 0
 
@@ -439,19 +434,19 @@ class OtherMember:
         if self.holds is None:
             return None
         table = dict.fromkeys(map(_on_the_wire, self.holds), 0)
-        body = encode_body(ConsumerStatus(message_queue_table=table))
+        body = encode_body(bodies.ConsumerStatus(message_queue_table=table))
         return request.answer(ResponseCode.SUCCESS, body=body)
 
     def _tell(self, _: Connection, request: Command) -> Command | None:
         self.questions += 1
         if self.holds is None:
             return None
-        table = dict.fromkeys(map(_on_the_wire, self.holds), ProcessQueueInfo())
+        table = dict.fromkeys(map(_on_the_wire, self.holds), bodies.ProcessQueueInfo())
         named = {CLAIMS: self.claims, LEAVING: self.leaves}
         properties = {name: queues_text(queues) for name, queues in named.items() if queues}
-        body = encode_body(ConsumerRunningInfo(mq_table=table, properties=properties))
+        body = encode_body(bodies.ConsumerRunningInfo(mq_table=table, properties=properties))
         return request.answer(ResponseCode.SUCCESS, body=body)
 
 
-def _on_the_wire(queue: Queue) -> MessageQueue:
-    return MessageQueue(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id)
+def _on_the_wire(queue: Queue) -> bodies.MessageQueue:
+    return bodies.MessageQueue(topic=queue.topic, broker_name=queue.broker, queue_id=queue.id)

@@ -8,44 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orbitmq.wire.bodies import (
-    BrokerData,
-    BrokerStatsData,
-    ClusterInfo,
-    ConsumeDirectlyResult,
-    ConsumeFromWhere,
-    ConsumerData,
-    ConsumeResult,
-    ConsumerList,
-    ConsumerOffsets,
-    ConsumerRunningInfo,
-    ConsumerStatus,
-    ConsumeStats,
-    ConsumeType,
-    DataVersion,
-    HeartbeatData,
-    LockBatch,
-    LockedQueues,
-    MessageModel,
-    MessageQueue,
-    ProcessQueueInfo,
-    QueueData,
-    QueueOffset,
-    QueueProgress,
-    ResetOffsetList,
-    ResetOffsets,
-    SubscriptionData,
-    SubscriptionGroupConfig,
-    TopicConfig,
-    TopicConfigTable,
-    TopicRouteData,
-    TopicStats,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import BodyError, WireLimits
 from orbitmq.wire.javajson import Body, decode_body, encode_body
 from tests.support.wire import BODIES, instances
 
-QUEUE = MessageQueue(broker_name="b", queue_id=0, topic="T")
+QUEUE = bodies.MessageQueue(broker_name="b", queue_id=0, topic="T")
 QUEUE_JSON = b'{"brokerName":"b","queueId":0,"topic":"T"}'
 
 
@@ -65,13 +33,13 @@ def test_keys_are_written_in_alphabetical_order(kind):
     assert list(kind.__struct_encode_fields__) == sorted(kind.__struct_encode_fields__)
 
 
-ROUTE = TopicRouteData(
+ROUTE = bodies.TopicRouteData(
     broker_datas=(
-        BrokerData(
+        bodies.BrokerData(
             broker_addrs={0: "1.2.3.4:10911", 1: "1.2.3.5:10911"}, broker_name="b", cluster="C"
         ),
     ),
-    queue_datas=(QueueData(broker_name="b", perm=6, read_queue_nums=4, write_queue_nums=4),),
+    queue_datas=(bodies.QueueData(broker_name="b", perm=6, read_queue_nums=4, write_queue_nums=4),),
 )
 ROUTE_START = b'{"brokerDatas":[{"brokerAddrs":'
 ROUTE_REST = (
@@ -85,7 +53,7 @@ QUOTED_ADDRS = b'{"0":"1.2.3.4:10911","1":"1.2.3.5:10911"}'
 
 @pytest.mark.parametrize("addresses", [BARE_ADDRS, QUOTED_ADDRS], ids=["4.9 and older", "5.x"])
 def test_routes_are_read_with_bare_and_with_quoted_keys(addresses):
-    assert decode_body(TopicRouteData, ROUTE_START + addresses + ROUTE_REST) == ROUTE
+    assert decode_body(bodies.TopicRouteData, ROUTE_START + addresses + ROUTE_REST) == ROUTE
 
 
 @pytest.mark.parametrize(
@@ -107,8 +75,8 @@ def test_routes_are_read_with_bare_and_with_quoted_keys(addresses):
     ids=["bare keys", "quoted keys and numbers", "as in the file"],
 )
 def test_offset_tables_are_read_with_bare_and_with_quoted_keys(text):
-    assert decode_body(ConsumerOffsets, text) == ConsumerOffsets(
-        data_version=DataVersion(counter=3, timestamp=5),
+    assert decode_body(bodies.ConsumerOffsets, text) == bodies.ConsumerOffsets(
+        data_version=bodies.DataVersion(counter=3, timestamp=5),
         offset_table={"T@g": {0: 5, 1: 7}, "%RETRY%g@g": {0: 0}},
     )
 
@@ -124,39 +92,39 @@ def test_standard_json_is_written_unless_an_old_reader_needs_bare_keys():
 #: Shapes as Java emits them, and what they mean.
 CATALOGUE: list[tuple[Body, bytes]] = [
     (
-        ConsumeStats(offset_table={QUEUE: QueueProgress(broker_offset=5)}),
+        bodies.ConsumeStats(offset_table={QUEUE: bodies.QueueProgress(broker_offset=5)}),
         b'{"consumeTps":0.0,"offsetTable":{' + QUEUE_JSON + b':{"brokerOffset":5,'
         b'"consumerOffset":0,"lastTimestamp":0,"pullOffset":0}}}',
     ),
-    (TopicStats(), b'{"offsetTable":{},"topicPutTps":0.0}'),
-    (ResetOffsets(offset_table={QUEUE: 5}), b'{"offsetTable":{' + QUEUE_JSON + b":5}}"),
+    (bodies.TopicStats(), b'{"offsetTable":{},"topicPutTps":0.0}'),
+    (bodies.ResetOffsets(offset_table={QUEUE: 5}), b'{"offsetTable":{' + QUEUE_JSON + b":5}}"),
     (
-        ResetOffsetList(
-            offset_table=(QueueOffset(broker_name="b", offset=5, queue_id=0, topic="T"),)
+        bodies.ResetOffsetList(
+            offset_table=(bodies.QueueOffset(broker_name="b", offset=5, queue_id=0, topic="T"),)
         ),
         b'{"offsetTable":[{"brokerName":"b","offset":5,"queueId":0,"topic":"T"}]}',
     ),
     (
-        ConsumerStatus(consumer_table={"c": {QUEUE: 5}}, message_queue_table={}),
+        bodies.ConsumerStatus(consumer_table={"c": {QUEUE: 5}}, message_queue_table={}),
         b'{"consumerTable":{"c":{' + QUEUE_JSON + b':5}},"messageQueueTable":{}}',
     ),
-    (ConsumerList(consumer_id_list=("id1", "id2")), b'{"consumerIdList":["id1","id2"]}'),
+    (bodies.ConsumerList(consumer_id_list=("id1", "id2")), b'{"consumerIdList":["id1","id2"]}'),
     (
-        LockBatch(client_id="c", consumer_group="g", mq_set=(QUEUE,)),
+        bodies.LockBatch(client_id="c", consumer_group="g", mq_set=(QUEUE,)),
         b'{"clientId":"c","consumerGroup":"g","mqSet":['
         + QUEUE_JSON
         + b'],"onlyThisBroker":false}',
     ),
-    (LockedQueues(lock_ok_mq_set=(QUEUE,)), b'{"lockOKMQSet":[' + QUEUE_JSON + b"]}"),
+    (bodies.LockedQueues(lock_ok_mq_set=(QUEUE,)), b'{"lockOKMQSet":[' + QUEUE_JSON + b"]}"),
     (
-        TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4),
+        bodies.TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4),
         (
             b'{"attributes":{},"order":false,"perm":6,"readQueueNums":4,"topicFilterType":'
             b'"SINGLE_TAG","topicName":"T","topicSysFlag":0,"writeQueueNums":4}'
         ),
     ),
     (
-        SubscriptionGroupConfig(group_name="g"),
+        bodies.SubscriptionGroupConfig(group_name="g"),
         (
             b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
             b'"consumeFromMinEnable":true,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,'
@@ -166,7 +134,7 @@ CATALOGUE: list[tuple[Body, bytes]] = [
         ),
     ),
     (
-        ConsumerRunningInfo(mq_table={QUEUE: ProcessQueueInfo()}),
+        bodies.ConsumerRunningInfo(mq_table={QUEUE: bodies.ProcessQueueInfo()}),
         b'{"mqPopTable":{},"mqTable":{' + QUEUE_JSON + b':{"cachedMsgCount":0,'
         b'"cachedMsgMaxOffset":0,"cachedMsgMinOffset":0,"cachedMsgSizeInMiB":0,"commitOffset":0,'
         b'"droped":false,"lastConsumeTimestamp":0,"lastLockTimestamp":0,"lastPullTimestamp":0,'
@@ -175,14 +143,14 @@ CATALOGUE: list[tuple[Body, bytes]] = [
         b'"subscriptionSet":[],"userConsumerInfo":{}}',
     ),
     (
-        ConsumeDirectlyResult(consume_result=ConsumeResult.CR_SUCCESS, remark="r"),
+        bodies.ConsumeDirectlyResult(consume_result=bodies.ConsumeResult.CR_SUCCESS, remark="r"),
         (
             b'{"autoCommit":true,"consumeResult":"CR_SUCCESS","order":false,"remark":"r",'
             b'"spentTimeMills":0}'
         ),
     ),
     (
-        BrokerStatsData(),
+        bodies.BrokerStatsData(),
         (
             b'{"statsDay":{"avgpt":0.0,"sum":0,"tps":0.0},"statsHour":{"avgpt":0.0,"sum":0,"tps":0.0},'
             b'"statsMinute":{"avgpt":0.0,"sum":0,"tps":0.0}}'
@@ -205,7 +173,7 @@ def test_cluster_information_is_read_with_the_bare_keys_apache_always_writes():
         b'"cluster":"C","enableActingMaster":false}},"clusterAddrTable":{"C":["b"]}}'
     )
 
-    cluster = decode_body(ClusterInfo, text)
+    cluster = decode_body(bodies.ClusterInfo, text)
 
     assert cluster.broker_addr_table["b"].broker_addrs == {0: "1.2.3.4:10911"}
     assert encode_body(cluster, bare_integer_keys=True) == text
@@ -224,30 +192,30 @@ def test_a_heartbeat_of_a_cpp_client_means_the_same_as_that_of_a_java_client():
         b'"subString":"*","subVersion":1794737880007,"tagsSet":[],"topic":"T"}],"unitMode":false}],'
         b'"heartbeatFingerprint":0,"producerDataSet":[],"withoutSub":false}'
     )
-    meant = HeartbeatData(
+    meant = bodies.HeartbeatData(
         client_id="1@one",
         consumer_data_set=(
-            ConsumerData(
+            bodies.ConsumerData(
                 group_name="g",
-                consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-                consume_type=ConsumeType.CONSUME_PASSIVELY,
-                message_model=MessageModel.CLUSTERING,
+                consume_from_where=bodies.ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+                consume_type=bodies.ConsumeType.CONSUME_PASSIVELY,
+                message_model=bodies.MessageModel.CLUSTERING,
                 subscription_data_set=(
-                    SubscriptionData(topic="T", sub_string="*", sub_version=1794737880007),
+                    bodies.SubscriptionData(topic="T", sub_string="*", sub_version=1794737880007),
                 ),
             ),
         ),
     )
 
-    assert decode_body(HeartbeatData, cpp) == meant
-    assert decode_body(HeartbeatData, java) == meant
+    assert decode_body(bodies.HeartbeatData, cpp) == meant
+    assert decode_body(bodies.HeartbeatData, java) == meant
     assert encode_body(meant) == java
 
 
 def test_a_repeated_object_is_found_through_its_reference():
     text = b'{"lockOKMQSet":[' + QUEUE_JSON + b',{"$ref":"$.lockOKMQSet[0]"}]}'
 
-    assert decode_body(LockedQueues, text).lock_ok_mq_set == (QUEUE, QUEUE)
+    assert decode_body(bodies.LockedQueues, text).lock_ok_mq_set == (QUEUE, QUEUE)
 
 
 def test_a_reference_is_never_taken_for_an_object_without_fields():
@@ -256,9 +224,9 @@ def test_a_reference_is_never_taken_for_an_object_without_fields():
         b'"mappingDataVersion":{"$ref":"$.dataVersion"},"topicConfigTable":{}}'
     )
 
-    table = decode_body(TopicConfigTable, text)
+    table = decode_body(bodies.TopicConfigTable, text)
 
-    assert table.mapping_data_version == DataVersion(counter=7, timestamp=9)
+    assert table.mapping_data_version == bodies.DataVersion(counter=7, timestamp=9)
 
 
 def test_references_cannot_make_a_small_body_large():
@@ -294,7 +262,7 @@ def test_references_cannot_make_a_small_body_large():
 )
 def test_a_wrong_body_says_where_and_what_is_allowed(text, problem):
     with pytest.raises(BodyError) as caught:
-        decode_body(HeartbeatData, text)
+        decode_body(bodies.HeartbeatData, text)
 
     assert caught.value.body == "HeartbeatData"
     assert problem in str(caught.value)
@@ -303,7 +271,7 @@ def test_a_wrong_body_says_where_and_what_is_allowed(text, problem):
 @pytest.mark.parametrize("key", [b'"x"', b'"{}"', b'{"topic":"T"}', b"5", b'"{"'])
 def test_a_key_that_is_no_queue_is_refused(key):
     with pytest.raises(BodyError):
-        decode_body(ResetOffsets, b'{"offsetTable":{' + key + b":5}}")
+        decode_body(bodies.ResetOffsets, b'{"offsetTable":{' + key + b":5}}")
 
 
 @settings(max_examples=300)

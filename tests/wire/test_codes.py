@@ -6,19 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orbitmq.wire import codes
 from orbitmq.wire.bodies import LanguageName
-from orbitmq.wire.codes import (
-    HIGHER_VERSION,
-    OUR_VERSION,
-    Gate,
-    Language,
-    Release,
-    RequestCode,
-    ResponseCode,
-    WireError,
-    ordinal_of,
-    release_of,
-)
 
 
 @pytest.mark.parametrize(
@@ -49,44 +38,44 @@ from orbitmq.wire.codes import (
     ],
 )
 def test_releases_have_the_ordinals_that_apache_gave_them(release, ordinal):
-    assert ordinal_of(Release(*release)) == ordinal
-    assert release_of(ordinal) == Release(*release)
+    assert codes.ordinal_of(codes.Release(*release)) == ordinal
+    assert codes.release_of(ordinal) == codes.Release(*release)
 
 
-@given(st.integers(16, HIGHER_VERSION - 1))
+@given(st.integers(16, codes.HIGHER_VERSION - 1))
 def test_every_ordinal_from_3_0_1_on_belongs_to_one_release(ordinal):
-    release = release_of(ordinal)
+    release = codes.release_of(ordinal)
 
     assert release is not None
-    assert ordinal_of(release) == ordinal
+    assert codes.ordinal_of(release) == ordinal
 
 
-@pytest.mark.parametrize("ordinal", [-1, 0, 15, HIGHER_VERSION, 10_000])
+@pytest.mark.parametrize("ordinal", [-1, 0, 15, codes.HIGHER_VERSION, 10_000])
 def test_other_ordinals_belong_to_none(ordinal):
-    assert release_of(ordinal) is None
+    assert codes.release_of(ordinal) is None
 
 
 def test_an_unknown_release_is_refused_by_name():
-    with pytest.raises(WireError, match=r"3\.3\.0"):
-        ordinal_of(Release(3, 3, 0))
+    with pytest.raises(codes.WireError, match=r"3\.3\.0"):
+        codes.ordinal_of(codes.Release(3, 3, 0))
 
 
 def test_gates_stand_at_their_releases():
-    assert str(release_of(OUR_VERSION)) == "5.3.3"
-    assert str(release_of(Gate.STANDARD_JSON)) == "4.9.4"
-    assert str(release_of(Gate.UNSIGNED_UNIQUE_KEY_QUERY)) == "4.9.3"
-    assert str(release_of(Gate.SQL_SUBSCRIPTIONS)) == "4.1.0-SNAPSHOT"
-    assert str(release_of(Gate.CLIENT_TELLS_STATE)) == "3.1.8-SNAPSHOT"
-    assert str(release_of(Gate.BEFORE_GO_AWAY)) == "5.3.1"
+    assert str(codes.release_of(codes.OUR_VERSION)) == "5.3.3"
+    assert str(codes.release_of(codes.Gate.STANDARD_JSON)) == "4.9.4"
+    assert str(codes.release_of(codes.Gate.UNSIGNED_UNIQUE_KEY_QUERY)) == "4.9.3"
+    assert str(codes.release_of(codes.Gate.SQL_SUBSCRIPTIONS)) == "4.1.0-SNAPSHOT"
+    assert str(codes.release_of(codes.Gate.CLIENT_TELLS_STATE)) == "3.1.8-SNAPSHOT"
+    assert str(codes.release_of(codes.Gate.BEFORE_GO_AWAY)) == "5.3.1"
 
 
 def test_codes_of_both_kinds_have_their_numbers():
-    assert (RequestCode.SEND_MESSAGE_V2, RequestCode.POP_MESSAGE) == (310, 200050)
-    assert (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.RPC_TIME_OUT) == (21, -1006)
-    assert len(RequestCode.__members__) == len(set(RequestCode)) == 153
-    assert len(ResponseCode.__members__) == len(set(ResponseCode)) == 66
+    assert (codes.RequestCode.SEND_MESSAGE_V2, codes.RequestCode.POP_MESSAGE) == (310, 200050)
+    assert (codes.ResponseCode.PULL_OFFSET_MOVED, codes.ResponseCode.RPC_TIME_OUT) == (21, -1006)
+    assert len(codes.RequestCode.__members__) == len(set(codes.RequestCode)) == 153
+    assert len(codes.ResponseCode.__members__) == len(set(codes.ResponseCode)) == 66
 
 
 def test_languages_have_one_order_by_name_and_by_number():
-    assert [language.name for language in Language] == [name.value for name in LanguageName]
-    assert [int(language) for language in Language] == list(range(14))
+    assert [language.name for language in codes.Language] == [name.value for name in LanguageName]
+    assert [int(language) for language in codes.Language] == list(range(14))

@@ -11,28 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
-from orbitmq.wire.codes import (
-    EncodeError,
-    Flag,
-    FrameError,
-    HeaderError,
-    Language,
-    RequestCode,
-    ResponseCode,
-    Serialization,
-    WireError,
-    WireLimits,
-)
+from orbitmq.wire import codes, headers
 from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
 from orbitmq.wire.frame import Frame, FrameReader
-from orbitmq.wire.headers import (
-    Header,
-    NoFields,
-    PullMessageRequest,
-    SendMessageRequest,
-    SendMessageResponse,
-    UnregisterClientRequest,
-)
 from orbitmq.wire.javajson import object_of_strings, quoted
 from tests.support.wire import EXCHANGES, texts
 
@@ -58,13 +39,13 @@ commands = st.builds(
     int16,
     int32,
     int32,
-    st.sampled_from(Language),
+    st.sampled_from(codes.Language),
     int16,
     # Without the sign that answers put into words.
     st.none()
     | st.text(st.characters(codec="utf-8", exclude_characters="%"), min_size=1, max_size=20),
     st.binary(max_size=30),
-    st.sampled_from(Serialization),
+    st.sampled_from(codes.Serialization),
     st.none(),
     st.none() | st.dictionaries(texts, texts, min_size=1, max_size=4),
 )
@@ -93,8 +74,8 @@ def test_a_received_command_says_how_many_bytes_it_keeps(frame):
 def test_a_pull_of_a_java_client_reads_and_writes_to_the_byte(data):
     command = received(data)
 
-    assert (command.code, command.opaque, command.flag) == (RequestCode.PULL_MESSAGE, 7, 0)
-    assert (command.language, command.version) == (Language.JAVA, 475)
+    assert (command.code, command.opaque, command.flag) == (codes.RequestCode.PULL_MESSAGE, 7, 0)
+    assert (command.language, command.version) == (codes.Language.JAVA, 475)
     assert dict(command.ext_fields) == PULL_FIELDS
     assert not command.is_response
     assert encode_command(command) == data
@@ -134,7 +115,7 @@ def test_a_send_is_read_in_one_go_to_the_same_end(fields, rest):
     quick = decode_command(Frame(0, b"{" + text, b"body"))
     usual = decode_command(Frame(0, b"{ " + text, b"body"))
 
-    assert _read(quick, SendMessageRequest) == _read(usual, SendMessageRequest)
+    assert _read(quick, headers.SendMessageRequest) == _read(usual, headers.SendMessageRequest)
     assert quick.with_fields({"b": "x"}) == usual.with_fields({"b": "x"})
 
 
@@ -163,17 +144,17 @@ def test_a_pull_is_read_in_one_go_to_the_same_end(fields, rest):
     quick = decode_command(Frame(0, b"{" + text, b"body"))
     usual = decode_command(Frame(0, b"{ " + text, b"body"))
 
-    assert _read(quick, PullMessageRequest) == _read(usual, PullMessageRequest)
+    assert _read(quick, headers.PullMessageRequest) == _read(usual, headers.PullMessageRequest)
     assert quick.with_fields({"topic": "x"}) == usual.with_fields({"topic": "x"})
 
 
-def _read(command: Command, kind: type[Header]) -> tuple[object, ...]:
+def _read(command: Command, kind: type[headers.Header]) -> tuple[object, ...]:
     """What somebody can know of a command: its header first, which must not need the map."""
     try:
         header: object = to_builtins(command.header(kind))
-        other: object = to_builtins(command.header(NoFields))
+        other: object = to_builtins(command.header(headers.NoFields))
         fields: object = dict(command.ext_fields)
-    except HeaderError as error:
+    except codes.HeaderError as error:
         return command.code, command.opaque, str(error)
     return command, header, other, fields
 
@@ -238,8 +219,8 @@ TOLERATED: dict[str, tuple[bytes, dict[str, object]]] = {
     ),
     "a null field": (b'{"code":11,"extFields":{"a":null,"b":"x"}}', {"ext_fields": {"b": "x"}}),
     "null fields": (b'{"code":11,"extFields":null}', {"ext_fields": {}, "has_ext_fields": False}),
-    "an unknown language": (b'{"code":11,"language":"COBOL"}', {"language": Language.OTHER}),
-    "a language by number": (b'{"code":11,"language":9}', {"language": Language.GO}),
+    "an unknown language": (b'{"code":11,"language":"COBOL"}', {"language": codes.Language.OTHER}),
+    "a language by number": (b'{"code":11,"language":9}', {"language": codes.Language.GO}),
     "a quoted code": (b'{"code":"11","version":"63"}', {"code": 11, "version": 63}),
     "no version, flag or opaque": (b'{"code":11}', {"version": 0, "flag": 0, "opaque": 0}),
     "unknown keys": (b'{"code":11,"suspended":false,"x":{"y":[1]}}', {"code": 11}),
@@ -283,7 +264,7 @@ def test_habits_of_other_peers_are_understood(habit):
     ],
 )
 def test_a_header_that_is_no_command_closes_the_connection(header):
-    with pytest.raises(FrameError):
+    with pytest.raises(codes.FrameError):
         json_command(header)
 
 
@@ -292,26 +273,26 @@ def test_fields_that_are_no_map_of_strings_fail_the_request_only(fields):
     command = json_command(b'{"code":11,"opaque":5,"extFields":' + fields + b"}")
 
     assert command.opaque == 5
-    with pytest.raises(HeaderError, match="extFields"):
+    with pytest.raises(codes.HeaderError, match="extFields"):
         dict(command.ext_fields)
-    with pytest.raises(HeaderError):
-        command.header(PullMessageRequest)
+    with pytest.raises(codes.HeaderError):
+        command.header(headers.PullMessageRequest)
 
 
 def test_more_fields_than_any_header_has_fail_the_request():
     fields = json.dumps({f"k{number}": "v" for number in range(1025)}).encode()
 
-    with pytest.raises(HeaderError, match="1024 are allowed"):
+    with pytest.raises(codes.HeaderError, match="1024 are allowed"):
         dict(json_command(b'{"code":11,"extFields":' + fields + b"}").ext_fields)
 
 
-@pytest.mark.parametrize("serialization", Serialization)
+@pytest.mark.parametrize("serialization", codes.Serialization)
 @pytest.mark.parametrize(
     ("limits", "fields"),
     [
-        (WireLimits(ext_fields=2), {"a": "1", "b": "2", "c": "3"}),
-        (WireLimits(ext_key=5), {"abcdef": "1"}),
-        (WireLimits(ext_value=5), {"a": "123456"}),
+        (codes.WireLimits(ext_fields=2), {"a": "1", "b": "2", "c": "3"}),
+        (codes.WireLimits(ext_key=5), {"abcdef": "1"}),
+        (codes.WireLimits(ext_value=5), {"a": "123456"}),
     ],
 )
 def test_limits_of_the_connection_hold_for_the_fields(limits, fields, serialization):
@@ -319,7 +300,7 @@ def test_limits_of_the_connection_hold_for_the_fields(limits, fields, serializat
     (frame,) = FrameReader(limits).feed(encode_command(sent))
 
     assert dict(decode_command(frame).ext_fields) == fields
-    with pytest.raises(HeaderError, match="extFields"):
+    with pytest.raises(codes.HeaderError, match="extFields"):
         dict(decode_command(frame, limits).ext_fields)
 
 
@@ -340,7 +321,7 @@ FIXED = bytes.fromhex("000b 00 01db 00000007 00000000")
     ],
 )
 def test_a_binary_header_with_wrong_lengths_closes_the_connection(header):
-    with pytest.raises(FrameError):
+    with pytest.raises(codes.FrameError):
         decode_command(Frame(1, header))
 
 
@@ -361,41 +342,41 @@ def test_binary_fields_with_wrong_lengths_fail_the_request(packed, complaint):
     header = FIXED + bytes(4) + len(fields).to_bytes(4, "big") + fields
     command = decode_command(Frame(1, header))
 
-    with pytest.raises(HeaderError, match=complaint):
+    with pytest.raises(codes.HeaderError, match=complaint):
         dict(command.ext_fields)
 
 
 def test_an_empty_text_survives_the_binary_form():
     fields = {"clientID": "c", "producerGroup": ""}
     command = received(
-        encode_command(Command(35, 1, serialization=Serialization.ROCKETMQ, _fields=fields))
+        encode_command(Command(35, 1, serialization=codes.Serialization.ROCKETMQ, _fields=fields))
     )
 
-    header = command.header(UnregisterClientRequest)
+    header = command.header(headers.UnregisterClientRequest)
 
     assert dict(command.ext_fields) == fields
     assert header.producer_group == ""
 
 
 def test_a_code_beyond_16_bits_cannot_be_sent_in_the_binary_form():
-    pop = Command(RequestCode.POP_MESSAGE, 1, serialization=Serialization.ROCKETMQ)
+    pop = Command(codes.RequestCode.POP_MESSAGE, 1, serialization=codes.Serialization.ROCKETMQ)
 
-    with pytest.raises(EncodeError, match="200050"):
+    with pytest.raises(codes.EncodeError, match="200050"):
         encode_command(pop)
 
 
-@pytest.mark.parametrize("serialization", Serialization)
+@pytest.mark.parametrize("serialization", codes.Serialization)
 def test_an_answer_echoes_opaque_and_serialization(serialization):
     request = Command.request(310, opaque=77, serialization=serialization)
 
     answer = request.answer(
-        ResponseCode.SUCCESS,
-        SendMessageResponse(msg_id="ID", queue_id=3, queue_offset=5, trace_on=True),
+        codes.ResponseCode.SUCCESS,
+        headers.SendMessageResponse(msg_id="ID", queue_id=3, queue_offset=5, trace_on=True),
         remark="fine",
     )
 
     assert (answer.opaque, answer.serialization) == (77, serialization)
-    assert answer.flag == Flag.RESPONSE
+    assert answer.flag == codes.Flag.RESPONSE
     assert dict(answer.ext_fields) == {
         "msgId": "ID",
         "queueId": "3",
@@ -405,7 +386,7 @@ def test_an_answer_echoes_opaque_and_serialization(serialization):
     assert received(encode_command(answer)) == answer
 
 
-@pytest.mark.parametrize("serialization", Serialization)
+@pytest.mark.parametrize("serialization", codes.Serialization)
 @pytest.mark.parametrize(
     ("remark", "said"),
     [
@@ -419,15 +400,17 @@ def test_an_answer_echoes_opaque_and_serialization(serialization):
 def test_the_remark_of_an_answer_is_no_format_for_printf(serialization, remark, said):
     request = Command.request(14, opaque=77, serialization=serialization)
 
-    answer = received(encode_command(request.answer(ResponseCode.SYSTEM_ERROR, remark=remark)))
+    answer = received(
+        encode_command(request.answer(codes.ResponseCode.SYSTEM_ERROR, remark=remark))
+    )
 
     assert answer.remark == said
     assert "%" not in said
 
 
 SEND = Command.request(
-    RequestCode.SEND_MESSAGE_V2,
-    SendMessageRequest(
+    codes.RequestCode.SEND_MESSAGE_V2,
+    headers.SendMessageRequest(
         producer_group="p",
         topic="T",
         default_topic="TBW102",
@@ -445,7 +428,10 @@ SAMPLES = [
     encode_command(SEND),
     encode_command(
         Command.request(
-            310, SEND.header(SendMessageRequest), opaque=9, serialization=Serialization(1)
+            310,
+            SEND.header(headers.SendMessageRequest),
+            opaque=9,
+            serialization=codes.Serialization(1),
         )
     ),
     bytes.fromhex("000000b2000000ae") + JSON_PULL,
@@ -481,9 +467,9 @@ def test_mutated_frames_raise_only_declared_errors_and_hold_little(sample, chang
         for frame in FrameReader().feed(bytes(data)):
             command = decode_command(frame)
             command.header(EXCHANGES[310].request)
-            command.header(PullMessageRequest)
+            command.header(headers.PullMessageRequest)
             encode_command(command)
-    except WireError:
+    except codes.WireError:
         pass
     finally:
         _, peak = tracemalloc.get_traced_memory()

@@ -8,25 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orbitmq.wire import headers
 from orbitmq.wire.codes import HeaderError, RequestCode, Serialization
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import Frame, FrameReader
-from orbitmq.wire.headers import (
-    LETTERED_CODES,
-    BoundaryType,
-    ConsumerSendBackRequest,
-    GetMaxOffsetRequest,
-    Header,
-    PullMessageRequest,
-    RequestHeader,
-    ResetOffsetRequest,
-    SearchOffsetRequest,
-    SendMessageRequest,
-    TopicRequestHeader,
-    decode_fields,
-    encode_fields,
-    lettered,
-)
 from tests.support.wire import EXCHANGES, HEADERS, instances
 
 #: A request code whose fields have long names, one whose fields have letters.
@@ -65,18 +50,18 @@ def test_every_header_comes_back_as_it_was_sent(kind, code, data):
         assert _values(again) == _values(header)
 
 
-def _values(header: Header) -> dict[str, object]:
+def _values(header: headers.Header) -> dict[str, object]:
     return {name: getattr(header, name) for name in header.__struct_fields__}
 
 
 @pytest.mark.parametrize("kind", HEADERS, ids=lambda kind: str(kind.__name__))
 def test_no_two_fields_of_a_header_share_a_name(kind):
-    for names in (kind.__struct_encode_fields__, lettered(kind).__struct_encode_fields__):
+    for names in (kind.__struct_encode_fields__, headers.lettered(kind).__struct_encode_fields__):
         assert len(set(names)) == len(names)
 
 
 def test_a_send_has_the_letters_of_the_protocol():
-    header = SendMessageRequest(
+    header = headers.SendMessageRequest(
         producer_group="a",
         topic="b",
         default_topic="c",
@@ -118,26 +103,29 @@ def test_a_send_has_the_letters_of_the_protocol():
 
 
 def test_exactly_the_short_sends_use_letters():
-    assert set(LETTERED_CODES) == {310, 320, 325}
+    assert set(headers.LETTERED_CODES) == {310, 320, 325}
 
 
 @pytest.mark.parametrize(
     ("header", "always_sent"),
     [
-        (GetMaxOffsetRequest(topic="T", queue_id=1), {"committed": "true"}),
-        (ConsumerSendBackRequest(offset=1, group="g", delay_level=0), {"unitMode": "false"}),
+        (headers.GetMaxOffsetRequest(topic="T", queue_id=1), {"committed": "true"}),
         (
-            ResetOffsetRequest(group="g", topic="T", is_force=True),
+            headers.ConsumerSendBackRequest(offset=1, group="g", delay_level=0),
+            {"unitMode": "false"},
+        ),
+        (
+            headers.ResetOffsetRequest(group="g", topic="T", is_force=True),
             {"queueId": "-1", "isForce": "true", "timestamp": "0"},
         ),
     ],
 )
 def test_primitive_fields_are_sent_with_their_defaults_and_nulls_are_not(header, always_sent):
     required = {"topic", "group", "offset", "delayLevel"}
-    if isinstance(header, GetMaxOffsetRequest):
+    if isinstance(header, headers.GetMaxOffsetRequest):
         required.add("queueId")
 
-    fields = encode_fields(header)
+    fields = headers.encode_fields(header)
 
     assert {name: text for name, text in fields.items() if name not in required} == always_sent
 
@@ -147,7 +135,7 @@ def test_primitive_fields_are_sent_with_their_defaults_and_nulls_are_not(header,
 def test_booleans_come_as_words_digits_and_json(truth, lie):
     fields = dict.fromkeys("abcdefgh", "1") | {"m": truth, "k": lie}
 
-    header = request_with(fields, LETTERS).header(SendMessageRequest)
+    header = request_with(fields, LETTERS).header(headers.SendMessageRequest)
 
     assert header.batch is True
     assert header.unit_mode is False
@@ -158,18 +146,18 @@ def test_fields_are_converted_by_declaration_and_not_by_their_json_type():
     as_node = {name: int(text) if text.isdigit() else text for name, text in PULL.items()}
     numeric_names = PULL | {"topic": 5, "consumerGroup": 12}
 
-    plain = request_with(PULL).header(PullMessageRequest)
+    plain = request_with(PULL).header(headers.PullMessageRequest)
 
-    assert request_with(as_cpp).header(PullMessageRequest) == plain
-    assert request_with(as_node).header(PullMessageRequest) == plain
-    assert request_with(numeric_names).header(PullMessageRequest).topic == "5"
-    assert request_with(numeric_names).header(PullMessageRequest).consumer_group == "12"
+    assert request_with(as_cpp).header(headers.PullMessageRequest) == plain
+    assert request_with(as_node).header(headers.PullMessageRequest) == plain
+    assert request_with(numeric_names).header(headers.PullMessageRequest).topic == "5"
+    assert request_with(numeric_names).header(headers.PullMessageRequest).consumer_group == "12"
 
 
 def test_a_name_may_be_the_word_null_and_a_null_is_absence():
     header = request_with(PULL | {"topic": "null", "subscription": "null", "expressionType": None})
 
-    pull = header.header(PullMessageRequest)
+    pull = header.header(headers.PullMessageRequest)
 
     assert (pull.topic, pull.subscription, pull.expression_type) == ("null", "null", None)
 
@@ -191,7 +179,7 @@ def test_a_name_may_be_the_word_null_and_a_null_is_absence():
 )
 def test_a_wrong_field_is_named_together_with_what_is_allowed(change, field, allowed):
     with pytest.raises(HeaderError) as caught:
-        request_with(PULL | change).header(PullMessageRequest)
+        request_with(PULL | change).header(headers.PullMessageRequest)
 
     assert caught.value.header == "PullMessageRequest"
     assert caught.value.field == field
@@ -200,30 +188,36 @@ def test_a_wrong_field_is_named_together_with_what_is_allowed(change, field, all
 
 
 def test_an_empty_number_is_as_good_as_none_where_none_is_allowed():
-    pull = request_with(PULL | {"maxMsgBytes": "", "expressionType": ""}).header(PullMessageRequest)
+    pull = request_with(PULL | {"maxMsgBytes": "", "expressionType": ""}).header(
+        headers.PullMessageRequest
+    )
 
     assert (pull.max_msg_bytes, pull.expression_type) == (None, "")
 
 
 @pytest.mark.parametrize(("text", "number"), [("+5", 5), ("007", 7), ("-0", 0)])
 def test_numbers_are_read_as_java_reads_them(text, number):
-    assert request_with(PULL | {"queueId": text}).header(PullMessageRequest).queue_id == number
+    assert (
+        request_with(PULL | {"queueId": text}).header(headers.PullMessageRequest).queue_id == number
+    )
 
 
 @pytest.mark.parametrize("text", ["UPPER", "upper", "1", 1])
 def test_a_boundary_is_known_by_name_in_any_case(text):
     fields = {"topic": "T", "queueId": "1", "timestamp": "5", "boundaryType": text}
 
-    header = request_with(fields).header(SearchOffsetRequest)
+    header = request_with(fields).header(headers.SearchOffsetRequest)
 
-    assert header.boundary_type is BoundaryType.UPPER
-    assert encode_fields(header)["boundaryType"] == "UPPER"
+    assert header.boundary_type is headers.BoundaryType.UPPER
+    assert headers.encode_fields(header)["boundaryType"] == "UPPER"
 
 
 @given(st.dictionaries(st.sampled_from([*PULL, "nsd", "lo", "x"]), st.text(max_size=6)))
 def test_any_map_of_strings_is_a_header_or_a_header_error(fields):
     try:
-        named = {decode_fields(PullMessageRequest, fields).topic: "topic"}[fields["topic"]]
+        named = {headers.decode_fields(headers.PullMessageRequest, fields).topic: "topic"}[
+            fields["topic"]
+        ]
     except HeaderError as error:
         named = error.field
 
@@ -232,6 +226,6 @@ def test_any_map_of_strings_is_a_header_or_a_header_error(fields):
 
 def test_every_header_is_in_the_table_of_exchanges():
     used = {kind for exchange in EXCHANGES.values() for kind in exchange}
-    bases: set[type[Header]] = {RequestHeader, TopicRequestHeader}
+    bases: set[type[headers.Header]] = {headers.RequestHeader, headers.TopicRequestHeader}
 
     assert used == set(HEADERS) - bases

@@ -15,14 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orbitmq.wire.bodies import (
-    CheckClientRequest,
-    ConsumerList,
-    HeartbeatData,
-    LockBatch,
-    LockedQueues,
-    TopicRouteData,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import Language
 from orbitmq.wire.command import Command, decode_command
 from orbitmq.wire.frame import FrameReader
@@ -36,13 +29,13 @@ ROWS: list[Row] = [
     for line in (Path(__file__).parent / "data" / "recorded-frames.jsonl").read_text().splitlines()
 ]
 BODIES: dict[tuple[str, int], type[Body]] = {
-    ("request", 34): HeartbeatData,
-    ("request", 41): LockBatch,
-    ("request", 42): LockBatch,
-    ("request", 46): CheckClientRequest,
-    ("reply", 38): ConsumerList,
-    ("reply", 41): LockedQueues,
-    ("reply", 105): TopicRouteData,
+    ("request", 34): bodies.HeartbeatData,
+    ("request", 41): bodies.LockBatch,
+    ("request", 42): bodies.LockBatch,
+    ("request", 46): bodies.CheckClientRequest,
+    ("reply", 38): bodies.ConsumerList,
+    ("reply", 41): bodies.LockedQueues,
+    ("reply", 105): bodies.TopicRouteData,
 }
 
 
@@ -134,24 +127,24 @@ def test_a_recorded_body_fits_the_declaration_of_its_code(row):
     body = decode_body(BODIES[row["kind"], asked(row)], command.body)
 
     text = row["body"]
-    if isinstance(body, HeartbeatData):
+    if isinstance(body, bodies.HeartbeatData):
         assert f'"{body.client_id}"' in text
         assert len(body.consumer_data_set) + len(body.producer_data_set) == text.count(
             '"groupName"'
         )
         topics = [s.topic for c in body.consumer_data_set for s in c.subscription_data_set]
         assert all(f'"topic":"{topic}"' in text for topic in topics)
-    elif isinstance(body, TopicRouteData):
+    elif isinstance(body, bodies.TopicRouteData):
         assert [data.broker_addrs for data in body.broker_datas] == [{0: "127.0.0.1:10911"}]
         assert body.queue_datas[0].broker_name == "broker-a"
-    elif isinstance(body, LockBatch):
+    elif isinstance(body, bodies.LockBatch):
         assert len(body.mq_set) == text.count('"queueId"') > 0
-    elif isinstance(body, LockedQueues):
+    elif isinstance(body, bodies.LockedQueues):
         assert len(body.lock_ok_mq_set) == text.count('"queueId"') > 0
-    elif isinstance(body, ConsumerList):
+    elif isinstance(body, bodies.ConsumerList):
         assert json.loads(text)["consumerIdList"] == list(body.consumer_id_list)
     else:
-        assert isinstance(body, CheckClientRequest)
+        assert isinstance(body, bodies.CheckClientRequest)
         assert body.subscription_data is not None
         assert body.subscription_data.expression_type == "SQL92"
 

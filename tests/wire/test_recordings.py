@@ -9,22 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.wire.bodies import (
-    ClusterInfo,
-    ConsumerConnection,
-    ConsumerList,
-    ConsumerRunningInfo,
-    ConsumeStats,
-    ConsumeTimeSpans,
-    GroupList,
-    HeartbeatData,
-    KVTable,
-    LockedQueues,
-    RegisterBroker,
-    TopicList,
-    TopicRouteData,
-    TopicStats,
-)
+from orbitmq.wire import bodies
 from orbitmq.wire.codes import Language
 from orbitmq.wire.command import decode_command, encode_command, to_frame
 from orbitmq.wire.frame import FrameReader, encode_frame
@@ -67,21 +52,21 @@ def test_captured_frames_decode_and_those_of_java_encode_to_the_same_bytes():
 
 #: Bodies by the way they begin; opaques come twice in a file, so answers cannot tell by request.
 SHAPES: dict[bytes, type[Body]] = {
-    b'{"brokerDatas":': TopicRouteData,
-    b'{"brokerAddrTable":': ClusterInfo,
-    b'{"clientID":': HeartbeatData,
-    b'{"connectionSet":': ConsumerConnection,
-    b'{"consumeTimeSpanSet":': ConsumeTimeSpans,
-    b'{"consumeTps":': ConsumeStats,
-    b'{"consumerIdList":': ConsumerList,
-    b'{"filterServerList":': RegisterBroker,
-    b'{"groupList":': GroupList,
-    b'{"lockOKMQSet":': LockedQueues,
-    b'{"mqPopTable":': ConsumerRunningInfo,
-    b'{"mqTable":': ConsumerRunningInfo,
-    b'{"offsetTable":{{': TopicStats,
-    b'{"table":': KVTable,
-    b'{"topicList":': TopicList,
+    b'{"brokerDatas":': bodies.TopicRouteData,
+    b'{"brokerAddrTable":': bodies.ClusterInfo,
+    b'{"clientID":': bodies.HeartbeatData,
+    b'{"connectionSet":': bodies.ConsumerConnection,
+    b'{"consumeTimeSpanSet":': bodies.ConsumeTimeSpans,
+    b'{"consumeTps":': bodies.ConsumeStats,
+    b'{"consumerIdList":': bodies.ConsumerList,
+    b'{"filterServerList":': bodies.RegisterBroker,
+    b'{"groupList":': bodies.GroupList,
+    b'{"lockOKMQSet":': bodies.LockedQueues,
+    b'{"mqPopTable":': bodies.ConsumerRunningInfo,
+    b'{"mqTable":': bodies.ConsumerRunningInfo,
+    b'{"offsetTable":{{': bodies.TopicStats,
+    b'{"table":': bodies.KVTable,
+    b'{"topicList":': bodies.TopicList,
 }
 
 

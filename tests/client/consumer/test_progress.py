@@ -50,6 +50,7 @@ from tests.support.client import (
 from tests.support.consumers import consumer_of, fill, new_group, own_queues, until_owned
 from tests.support.consuming import received
 from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group, answering, refusing
+from tests.support.store import HandClock
 
 DEADLINE = 20.0
 QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(4)]
@@ -295,17 +296,14 @@ async def test_a_commit_that_only_a_slave_has_is_repeated_until_a_master_has_it(
 class ApacheOffsets:
     """Keeps offsets as Apache's brokers do: a request that finds no table makes one."""
 
-    def __init__(self, *, is_silent: bool = False) -> None:
+    def __init__(self) -> None:
         self.table: dict[int, int] | None = None
         self.reports: list[int] = []
-        self._is_silent = is_silent
 
     async def take(self, _: Connection, request: Command) -> Command:
         report = request.header(UpdateConsumerOffsetRequest)
         assert report.queue_id is not None
         self.reports.append(report.queue_id)
-        if self._is_silent:
-            await asyncio.sleep(DEADLINE)
         found = self.table
         await asyncio.sleep(0.01)  # another thread's turn
         if found is None:
@@ -543,19 +541,6 @@ async def test_after_a_reconnection_an_offset_is_committed_again_unless_messages
 
 
 # ---- when offsets are committed
-
-
-class HandClock:
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
 
 
 @pytest.fixture
