@@ -123,8 +123,8 @@ class ConfigFile(Generic[B]):
             self._disk.sync_folder(above)
         except OSError as error:
             log.warning(
-                "the folder above that of the configuration cannot be synchronised: if the power "
-                "fails soon after the folder was made, it may be gone with all that is in it (%s)",
+                "the parent of the configuration folder cannot be flushed: a power failure soon "
+                "after the folder was created may lose it and its files (%s)",
                 error,
                 extra={"file": str(self.path), "folder": str(above)},
             )

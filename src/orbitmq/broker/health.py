@@ -178,7 +178,7 @@ class Endpoint:
                 async with asyncio.timeout(self._settings.timeout):
                     await _write(writer, answer, with_body=method != "HEAD")
         except (TimeoutError, OSError) as error:
-            log.debug("a client of the pages is gone: %s", error)
+            log.debug("a client of the HTTP pages disconnected: %s", error)
         finally:
             # After an orderly end nothing is left to be written.
             writer.transport.abort()

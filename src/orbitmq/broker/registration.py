@@ -303,11 +303,19 @@ class Registration:
         except RequestTimedOut as error:
             # Name servers of 4.x leave unknown requests without an answer.
             server.silences += 1
-            log.debug("not looked: %s", error, extra={"name_server": str(server.address)})
+            log.debug(
+                "the name server was not checked for conflicts: %s",
+                error,
+                extra={"name_server": str(server.address)},
+            )
             return False
         except OrbitError as error:
             # The next registration shows whether it can be reached.
-            log.debug("not looked: %s", error, extra={"name_server": str(server.address)})
+            log.debug(
+                "the name server was not checked for conflicts: %s",
+                error,
+                extra={"name_server": str(server.address)},
+            )
             return False
         server.silences = 0
         before = server.place.rival

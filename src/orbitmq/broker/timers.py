@@ -278,7 +278,7 @@ class Timers:
         place = entry & _PLACE
         message = self._message(place)
         if message is None:
-            log.error("a timer message is gone", extra={"offset": place})
+            log.error("a timer message is missing in the log", extra={"offset": place})
             return None
         if message.get_property(TIMER_DEL_UNIQKEY) is not None:
             return None

@@ -543,7 +543,7 @@ class TransactionChecks:
             self._follow(verdict, half, release)
         except Exception:
             log.exception(
-                "a half message that cannot be dealt with is given up",
+                "a half message that cannot be processed is dropped",
                 extra={"offset": half.queue_offset},
             )
             self._give_up_somehow(half, release)
@@ -554,7 +554,7 @@ class TransactionChecks:
             self._follow(Verdict.GIVE_UP, half, release)
         except Exception:
             log.exception(
-                "a half message that cannot be given up is passed over",
+                "a half message that cannot be dropped is skipped",
                 extra={"offset": half.queue_offset},
             )
 
@@ -600,7 +600,7 @@ class TransactionChecks:
         if real_place(half) is None:
             why = f"because {_NO_PLACE[0]}"
         log.error(
-            "a half message is given up %s: %s is not delivered, a copy is kept in topic %s",
+            "a half message is dropped %s: %s is not delivered, a copy is in topic %s",
             why,
             _named(half),
             names.CHECK_MAX_TIME_TOPIC,
@@ -804,7 +804,7 @@ class TransactionHandler:
         """Log a failed end: its request has no answer."""
         if count := self._refused.note(connection.remote.host):
             log.warning(
-                "the end of a transaction was refused, and its producer does not hear of it: %s "
+                "the end of a transaction was refused, but one-way requests get no answer: %s "
                 "(time %d)",
                 names.shown(str(refused), _SHOWN_GROUPS),
                 count,
@@ -833,7 +833,7 @@ class TransactionHandler:
                 raise Refused(
                     ResponseCode.ILLEGAL_OPERATION,
                     f"the end of message {header.msg_id} comes {age_ms} ms after its birth, later "
-                    "than its CHECK_IMMUNITY_TIME_IN_SECONDS; wait to be asked",
+                    "than its CHECK_IMMUNITY_TIME_IN_SECONDS; wait for the broker's check",
                 )
         problem = ""
         if half.get_property(PRODUCER_GROUP) != header.producer_group:
@@ -875,7 +875,7 @@ class TransactionHandler:
         place = real_place(half)
         if place is None:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR, "the half message does not say where it belongs"
+                ResponseCode.SYSTEM_ERROR, "the half message has no target topic or queue"
             )
         draft = copied(half, *place)
         # Apache's 5.5 removes them as well, but only here.
@@ -915,8 +915,8 @@ class TransactionHandler:
         if message.topic not in (names.CHECK_MAX_TIME_TOPIC, names.HALF_TOPIC):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"a message of topic {message.topic!r} is no half message; one that was given up "
-                f"lies in {names.CHECK_MAX_TIME_TOPIC}",
+                f"a message of topic {message.topic!r} is no half message; dropped half messages "
+                f"are in {names.CHECK_MAX_TIME_TOPIC}",
             )
         draft = copied(message, names.HALF_TOPIC, QUEUE)
         properties = remove_properties(draft.properties, (TRANSACTION_PREPARED_QUEUE_OFFSET,))

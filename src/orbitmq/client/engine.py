@@ -172,7 +172,7 @@ class Engine(AsyncLife):
                 await self._heartbeats.leave_all()
         except TimeoutError:
             log.info(
-                "not all brokers heard of the stop of %s",
+                "not all brokers were notified of the stop of %s",
                 self.client_id,
                 extra={"client": self.client_id},
             )
@@ -569,9 +569,7 @@ class Serving:
             result = handler(connection, request)
             if not isinstance(result, NotMine):
                 return result
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR, f"nobody at this client is meant by request {code}"
-        )
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"no member of this client handles request {code}")
 
 
 # ---- identity: the client id, and the process

@@ -144,7 +144,7 @@ class Heartbeats:
             )
         except RemotingError as error:
             log.info(
-                "broker %s has not heard that %s leaves: %s",
+                "broker %s was not notified that %s leaves: %s",
                 where,
                 producer or consumer,
                 error,
@@ -333,8 +333,7 @@ class BrokerVersions:
                 why = f" ({failures[master]})" if master in failures else ""
                 raise BrokerUnavailable(
                     broker,
-                    "it has not said its version, without which nothing is sent to it for later"
-                    + why,
+                    "its version is unknown, so it gets no timed messages" + why,
                 )
         version = self._known[master]
         if version < _NEW_LINE:

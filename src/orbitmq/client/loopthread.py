@@ -313,7 +313,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
         except (KeyboardInterrupt, SystemExit) as error:
             # asyncio does not catch these: `sys.exit` in a handler would end the thread and leave
             # all other callers waiting. The caller of that coroutine gets the error.
-            log.warning("%s on the thread of a client, which goes on", type(error).__name__)
+            log.warning("%s on the thread of a client, which continues", type(error).__name__)
         else:
             return
 

@@ -544,7 +544,7 @@ class Connection(asyncio.Protocol):
             return
         if count := self._faults.note(f"{self.remote.host} {kind}"):
             log.warning(
-                "connection given up: %s (%d from this host so far)",
+                "connection closed: %s (%d from this host so far)",
                 problem[:300],
                 count,
                 extra={"client": str(self.remote)},

@@ -130,7 +130,7 @@ class ConsoleLink:
         try:
             body = msgspec.json.encode(look())
         except Exception:
-            log.exception("a query could not be looked at: %s", name)
+            log.exception("the state of a query could not be read: %s", name)
             return
         known, at = self._accepted.get(name, (b"", float("-inf")))
         if body == known and self._monotonic() - at < _AGAIN:

@@ -301,7 +301,7 @@ def available(
     if problems and fail:
         raise DataLost(problems)
     for problem in problems:
-        log.warning("messages are gone and left out: %s", problem)
+        log.warning("missing messages are skipped: %s", problem)
     return found
 
 

@@ -486,7 +486,7 @@ class StreamDriver:
                 self._warn_of(self.cluster.others(min(topics)))
         except OrbitError as error:
             self._check_members_at = self._monotonic() + _CHECK_MEMBERS
-            log.warning("the group cannot be asked: %s", error)
+            log.warning("brokers do not answer about the group: %s", error)
 
     def _warn_of(self, others: tuple[str, ...]) -> None:
         if others and others != self._others:

@@ -709,7 +709,7 @@ class Indexing:
                 self.index.append_log(file.view[:end], found.records.starts, file.base)
             except OSError:
                 # The log is what must go on, and has everything: the disk may have room later.
-                log.exception("the key index cannot be written; look-ups find older messages only")
+                log.exception("the key index cannot be written; look-ups find only older messages")
                 self._retry_at = self._clock.monotonic() + _PAUSE
                 return False
             self.position = file.base + found.stopped_at

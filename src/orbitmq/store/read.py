@@ -553,7 +553,7 @@ class Finding:
             if place == physical_offset:
                 record = self._log.view(physical_offset, size)
                 if record is None:
-                    raise DamagedRecord(physical_offset, f"its size says {size}")
+                    raise DamagedRecord(physical_offset, f"its size is {size}")
                 verify(record, physical_offset)
                 return record
         raise NoSuchRecord(physical_offset, self._log.start, self._log.end)

@@ -98,7 +98,7 @@ class FrameReader:
         it, and every later call fails as well.
         """
         if self._broken:
-            raise FrameError("the stream was given up after a bad frame; open a new connection")
+            raise FrameError("the stream ended at a bad frame; open a new connection")
         frames: list[Frame] = []
         try:
             start = self._finish_partial(data, frames) if self._partial else 0

@@ -243,9 +243,9 @@ async def test_a_next_offset_that_goes_back_is_reported_once_and_counted(caplog)
         await until(lambda: len(broker.pulls) == 4, DEADLINE)
 
         assert member.puller.counts()[QUEUE, PullDelay.WENT_BACK] == 3
-    warnings = [each for each in caplog.records if "goes back" in each.message]
+    warnings = [each for each in caplog.records if "moved orders@broker-a:0 back" in each.message]
     assert len(warnings) == 1
-    assert "asked for offset 10 it names 2" in warnings[0].message
+    assert "after a pull at 10 it returned 2" in warnings[0].message
     assert warnings[0].__dict__["queue"] == str(QUEUE)
     assert warnings[0].__dict__["broker"] == broker.name_server
 

@@ -382,7 +382,9 @@ class RelayHandler:
 
 def _connection(member: Member) -> Connection:
     if not isinstance(member.channel, Connection):
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"{member.client.id} cannot be asked")
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"{member.client.id} has no connection for requests"
+        )
     return member.channel
 
 

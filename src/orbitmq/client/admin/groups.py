@@ -1050,7 +1050,7 @@ class ProgressQueries:
         except (BrokerRefused, ConnectionLost) as error:
             # An old broker, or an answer larger than a frame.
             log.info(
-                "groups are asked for one by one at %s: %s",
+                "the lag of each group is requested separately from %s: %s",
                 node.broker,
                 error,
                 extra={"broker": node.broker},

@@ -406,7 +406,7 @@ class QueueAcquisition:
         for claim in overdue:
             self._ownership.counts.overdue += 1
             log.warning(
-                "another member does not let go of %s; group %s begins it here all the same",
+                "another member has not released %s in time; group %s starts it here",
                 claim.queue,
                 self._group,
                 extra={"group": self._group, "queue": str(claim.queue)},

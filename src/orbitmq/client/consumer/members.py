@@ -340,8 +340,8 @@ class GroupMembers:
     def _note_unanswered(self, client_id: str, times: int) -> None:
         if times == MOST_UNANSWERED and self._unanswered.get(client_id) != times:
             log.warning(
-                "member %s of group %s does not report which queues it consumes, and is not asked "
-                "any more: a queue that it had is begun here after the time of a hand-over",
+                "member %s of group %s does not report its queues, and is not asked any more: this "
+                "member starts its former queues after the time of a hand-over",
                 client_id,
                 self._group,
                 extra={"group": self._group, "client": client_id},

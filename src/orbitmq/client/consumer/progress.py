@@ -330,8 +330,8 @@ class BrokerProgress(TrackedProgress):
             return connection, None
         if offset < 0:
             raise ProgressUnknown(
-                f"the broker of {queue} says that group {self._group!r} is at {offset}, "
-                "which is no position"
+                f"the broker of {queue} returned {offset} as the offset of group {self._group!r}, "
+                "which is not an offset"
             )
         if offset > 0:
             self._is_there(queue)

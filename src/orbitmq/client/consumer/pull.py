@@ -886,7 +886,7 @@ class QueuePull:
             return
         self._has_gone_back = True
         log.warning(
-            "broker %s goes back in %s for group %s: asked for offset %d it names %d as next",
+            "broker %s moved %s back for group %s: after a pull at %d it returned %d as next",
             self._address,
             self.owned.queue,
             self._puller.group,

@@ -224,7 +224,7 @@ class SendBack:
             await self._ask(message, Failure(DEAD, reason=failure.reason))
         except OrbitError as error:
             log.warning(
-                "%s could not be given up: %s",
+                "%s could not be sent to the dead letters: %s",
                 self._named(message),
                 error,
                 extra=log_fields(self._group, message),

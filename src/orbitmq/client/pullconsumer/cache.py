@@ -378,7 +378,7 @@ def _counted(body: Bytes) -> tuple[int, bool]:
             raise RecordInvalid(at, f"{end - at} bytes are left, a record has {MIN_RECORD_SIZE}")
         size, flag = _read_head(body, at)
         if not MIN_RECORD_SIZE <= size <= end - at:
-            raise RecordInvalid(at, f"its size says {size}, {end - at} bytes are left")
+            raise RecordInvalid(at, f"its size is {size}, {end - at} bytes are left")
         has_batches = has_batches or flag & BATCH_MASK == BATCH_MASK
         at += size
         count += 1
