@@ -66,7 +66,8 @@ _MEANING = {
     "groups by their prefix.",
     "subExpression": "A filter that runs at the broker: tags as in `a \\|\\| b`, or SQL92.",
     "subExpressionType": "`TAG` or `SQL92`.",
-    "startingOffsets": "`earliest`, `latest` (streams), `group`, or JSON for each queue.",
+    "startingOffsets": "`earliest`, `latest` (streams), `group`, a time (`2026-11-18T09:00` "
+    "in the driver's zone, `-10m`), an offset, or JSON for each queue.",
     "startingTimestamp": "Begin with what was stored at or after this time; wins over the next "
     "and over `startingOffsets`.",
     "startingOffsetsByTimestamp": "The same as JSON, for each queue.",
@@ -88,7 +89,8 @@ _MEANING = {
     "minOffsetsPerTrigger": "Wait for that many,",
     "maxTriggerDelay": "but no longer than this: `30s`, `15m`.",
     "drainFile": "While this file exists, no batch begins: how a runner brings a stream to rest.",
-    "endingOffsets": "Where to end, exclusive: `latest`, or JSON for each queue.",
+    "endingOffsets": "Where to end, exclusive: `latest`, a time, an offset, or JSON for each "
+    "queue.",
     "endingTimestamp": "End before what was stored at or after this time.",
     "endingOffsetsByTimestamp": "The same as JSON, for each queue.",
     "queues": "Only these queues: `broker-a:0`, or plain numbers for that queue of every broker.",

@@ -14,7 +14,7 @@ from orbitmq import Consumer, ReceivedMessage
 
 
 def main(name_server: str) -> None:
-    consumer = Consumer(SHIPPING, name_server=name_server, consume_from="first", workers=4)
+    consumer = Consumer(SHIPPING, name_server=name_server, consume_from="earliest", workers=4)
     one_at_a_time = threading.Lock()
 
     @consumer.on(TOPIC)

@@ -7,12 +7,44 @@ attributes. `retriable` says whether the same call may succeed later without any
 from __future__ import annotations
 
 import enum
+import importlib.metadata
+import json
+import shlex
+import shutil
+import sys
+import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 #: `orbitmq.Queue` and `orbitmq.SendResult`: this module is below theirs and imports neither.
 Queue: TypeAlias = Any
 SendResult: TypeAlias = Any
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra, as it works here: also from a checkout."""
+    here = Path(__file__).resolve()
+    checkout = here.parents[2] if (here.parents[2] / "pyproject.toml").is_file() else _origin()
+    what = f"orbitmq[{extra}]" if checkout is None else f"{checkout}[{extra}]"
+    pip = Path(sys.executable).parent / "pip"
+    on_path = shutil.which("pip")
+    is_ours = on_path is not None and Path(on_path) == pip
+    command = "pip" if is_ours else f"{shlex.quote(sys.executable)} -m pip"
+    return f"{command} install '{what}'"
+
+
+def _origin() -> Path | None:
+    """The folder that this package was installed from, if it was."""
+    try:
+        found = importlib.metadata.distribution("orbitmq").read_text("direct_url.json")
+        path = urllib.parse.urlsplit(json.loads(found or "{}").get("url", ""))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    folder = Path(urllib.parse.unquote(path.path))
+    is_there = path.scheme == "file" and (folder / "pyproject.toml").is_file()
+    return folder if is_there else None
+
 
 #: How much of the faulty line an error shows on either side of the fault.
 _EXCERPT = 40
@@ -87,7 +119,7 @@ class MissingExtra(ClientError):
     def __init__(self, what: str, needs: str, extra: str) -> None:
         #: The extra of the package that installs them.
         self.extra = extra
-        super().__init__(f"{what} needs {needs}: pip install 'orbitmq[{extra}]'")
+        super().__init__(f"{what} needs {needs}: {install_command(extra)}")
 
 
 class NotSupported(ClientError):

@@ -13,6 +13,7 @@ import math
 import operator
 import re
 import sys
+import time
 import types
 import typing
 import zoneinfo
@@ -169,11 +170,11 @@ def instant_of(value: object) -> float:
         if _milliseconds(text) and int(text) <= _LAST_MS:
             return int(text) / 1000
         try:
-            time = datetime.fromisoformat(text)
+            found = datetime.fromisoformat(text)
         except ValueError:
-            time = None
-        if time is not None and time.tzinfo is not None and time.timestamp() >= 0:
-            return time.timestamp()
+            found = None
+        if found is not None and found.tzinfo is not None and found.timestamp() >= 0:
+            return found.timestamp()
     raise NotAllowed(
         "milliseconds since the epoch, or an ISO time with its zone, as in 2026-11-15T08:00:00Z "
         "or 2026-11-15T16:00:00+08:00"
@@ -376,6 +377,116 @@ def moment(value: object, name: str = "a time") -> float:
             f"{name} must be like 2026-01-31T23:59:59, 20260131235959 or "
             f"2026-01-31#23:59:59:000, got {value!r}"
         ) from error
+
+
+# Positions in a queue.
+
+
+class Place(enum.Enum):
+    """The kinds of a position in a queue."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIME = "time"
+    OFFSET = "offset"
+    FIRST = EARLIEST
+    LAST = LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to read from: the first stored message, the end, a time, or an offset."""
+
+    place: Place
+    time: float | None = None  #: seconds since the epoch: the first message at or after it
+    offset: int | None = None  #: in every queue concerned
+
+    EARLIEST: typing.ClassVar[Position]
+    LATEST: typing.ClassVar[Position]
+    FIRST: typing.ClassVar[Position]
+    LAST: typing.ClassVar[Position]
+
+    def __str__(self) -> str:
+        if self.time is not None:
+            return datetime.fromtimestamp(self.time).astimezone().isoformat()
+        return self.place.value if self.offset is None else f"offset {self.offset}"
+
+
+Position.EARLIEST = Position.FIRST = Position(Place.EARLIEST)
+Position.LATEST = Position.LAST = Position(Place.LATEST)
+
+#: What users may give as a position. A whole number is an offset, a float seconds since the epoch,
+#: a `timedelta` so long ago.
+AnyPosition: TypeAlias = Position | str | Instant | timedelta
+
+POSITIONS: Final = "earliest, latest, a time such as 2026-11-18T09:00 or -10m, or an offset"
+_POSITION_WORDS: Final = {
+    "earliest": Position.EARLIEST,
+    "first": Position.EARLIEST,
+    "begin": Position.EARLIEST,
+    "beginning": Position.EARLIEST,
+    "consume_from_first_offset": Position.EARLIEST,
+    "latest": Position.LATEST,
+    "last": Position.LATEST,
+    "end": Position.LATEST,
+    "consume_from_last_offset": Position.LATEST,
+}
+#: As seconds since the epoch this is September 2001, and a whole number may be meant so.
+_LIKE_A_TIME: Final = 1_000_000_000
+
+
+def position(given: AnyPosition, name: str, *, now: float | None = None) -> Position:
+    """The position that a user means, in every place where one is given.
+
+    A text of digits is an offset; 14 digits are a local time, yyyyMMddHHmmss. Ages such as `-10m`
+    and `10m` count back from `now`.
+    """
+    if isinstance(given, Position):
+        return given
+    if isinstance(given, timedelta):
+        return Position(Place.TIME, _now(now) - abs(given.total_seconds()))
+    if isinstance(given, int) and not isinstance(given, bool) and given >= _LIKE_A_TIME:
+        raise SettingError(
+            f"{name}: {given} may be an offset or seconds since the epoch; write '{given}' for the "
+            f"offset, {given}.0 for the time"
+        )
+    found = _position_in(given, now) if isinstance(given, str) else _position_of(given, name)
+    if found is None:
+        raise SettingError(f"{name} must be {POSITIONS}, got {given!r}")
+    return found
+
+
+def _position_of(given: object, name: str) -> Position | None:
+    if isinstance(given, bool):
+        return None
+    if isinstance(given, int):
+        return Position(Place.OFFSET, offset=given) if given >= 0 else None
+    if isinstance(given, datetime) or (isinstance(given, float) and math.isfinite(given)):
+        return Position(Place.TIME, epoch(given, name))
+    return None
+
+
+def _position_in(given: str, now: float | None) -> Position | None:
+    text = given.strip()
+    if (word := _POSITION_WORDS.get(text.lower())) is not None:
+        return word
+    if text.lower() == "now":
+        return Position(Place.TIME, _now(now))
+    if text.isdecimal() and text.isascii() and not _digits(text):
+        offset = int(text)
+        return Position(Place.OFFSET, offset=offset) if offset <= LARGEST_LONG else None
+    try:
+        return Position(Place.TIME, _now(now) - duration_of(text.removeprefix("-")))
+    except NotAllowed:
+        pass
+    try:
+        return Position(Place.TIME, moment(text))
+    except SettingError:
+        return None
+
+
+def _now(now: float | None) -> float:
+    return time.time() if now is None else now
 
 
 def positive(value: object, name: str) -> float:

@@ -12,8 +12,10 @@ import logging
 try:
     from orbitmq.spark.source import RocketMQSource as DefaultSource
 except Exception:  # see above
+    from orbitmq.errors import install_command
+
     logging.getLogger(__name__).warning(
-        "the rocketmq data source cannot be used; pip install 'orbitmq[spark]'", exc_info=True
+        "the rocketmq data source cannot be used; %s", install_command("spark"), exc_info=True
     )
 else:
     __all__ = ["DefaultSource"]

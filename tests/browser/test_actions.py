@@ -80,7 +80,7 @@ async def test_progress_is_planned_then_moved_and_read_back(desk, stage):
     await page.get_by_role("button", name="Plan").click()
     plan = page.locator("section", has_text="nothing is changed yet")
     await expect(plan.locator("tbody tr")).to_have_count(8)
-    await expect(plan).to_contain_text("orbitmq group reset archive clicks --to-end")
+    await expect(plan).to_contain_text("orbitmq group reset archive clicks --to latest")
     assert sum(stage.cluster.progress("archive", "clicks").values()) == before
     await page.get_by_role("button", name="Do this").click()
 

@@ -14,7 +14,7 @@ TIMES = ("mean_seconds", "p50_seconds", "p95_seconds", "p99_seconds", "p999_seco
 
 
 def test_produce_makes_the_topic_and_counts_what_brokers_acknowledged(cluster, cli):
-    words = ("bench", "produce", "load", "--count", "300", "--size", "200", "--queues", "2")
+    words = ("bench", "produce", "load", "--limit", "300", "--size", "200", "--queues", "2")
 
     *_, result = cli.records(*words)
 
@@ -34,7 +34,7 @@ def test_consume_reads_all_that_is_there_and_changes_nobodys_progress(cluster, c
     cluster.send("read", *[b"x" * 50] * 120)
 
     *_, result = cli.records("bench", "consume", "read")
-    table = cli.text("bench", "consume", "read", "--count", "10")
+    table = cli.text("bench", "consume", "read", "--limit", "10")
 
     assert (result["messages"], result["bytes"]) == (120, 6000)
     assert result["max_seconds"] > 0
@@ -45,7 +45,7 @@ def test_consume_reads_all_that_is_there_and_changes_nobodys_progress(cluster, c
 
 def test_an_embedded_broker_is_measured_without_any_cluster(cli):
     ran = cli.run(
-        *("bench", "produce", "load", "--embedded", "--count", "50", "--json"),
+        *("bench", "produce", "load", "--embedded", "--limit", "50", "--json"),
         env={"ORBITMQ_NAME_SERVER": "127.0.0.1:1"},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -85,7 +86,7 @@ def test_uvloop_that_is_not_there_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvloop", None)
     service = NameServerService(NameServerSettings())
 
-    with pytest.raises(CommandError, match=r"pip install 'orbitmq\[speed\]'"):
+    with pytest.raises(CommandError, match=r"pip install '.*\[speed\]'"):
         serve(service, Loop.UVLOOP, lambda _: None)
 
 
@@ -116,6 +117,7 @@ main()
     )
 
     assert ran.returncode == 1
-    assert ran.stderr == (
-        "orbitmq: the command needs typer, which is not installed; pip install 'orbitmq[broker]'\n"
+    assert re.fullmatch(
+        r"orbitmq: the command needs typer, which is not installed; .*pip install '.*\[broker\]'\n",
+        ran.stderr,
     )

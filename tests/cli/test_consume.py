@@ -54,7 +54,7 @@ def test_a_count_a_beginning_queues_and_filters_limit_it(cluster, cli, topic):
     def number(*words):
         return len(cli.records("consume", topic, *words))
 
-    assert number("--count", "2") == 2
+    assert number("--limit", "2") == 2
     assert number("--from", "end") == 0
     assert number("--from", "1h") == 6
     assert number("--from", "2099-01-01T00:00:00") == 0
@@ -100,7 +100,7 @@ def test_following_an_empty_topic_prints_what_is_stored_while_it_starts(cluster,
 def test_a_member_of_a_group_gets_everything_once_and_leaves_progress(cluster, cli, topic):
     group = f"{topic}-readers"
 
-    first = cli.records("consume", topic, "--group", group, "--count", "4")
+    first = cli.records("consume", topic, "--group", group, "--limit", "4")
     second = cli.records("consume", topic, "--group", group)
     third = cli.records("consume", topic, "--group", group)
 

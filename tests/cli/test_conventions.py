@@ -23,6 +23,7 @@ TLS_FOLDER = Path(__file__).parent.parent / "data" / "tls"
 #: Start servers or Spark, or look at what needs no cluster.
 SERVING = {
     *("up", "broker", "namesrv", "console", "config show"),
+    *("context list", "context show", "context add", "context use", "context remove"),
     *("pipeline run", "pipeline list", "pipeline show", "pipeline status", "pipeline forget"),
 }
 CHANGING = {

@@ -43,7 +43,7 @@ ASKED: Mapping[str, tuple[str, int | None]] = {
     "group delete": ("doomed --yes", 1),
     "group pause": ("waiting --yes", 1),
     "group resume": ("waiting", 1),
-    "group reset": ("waiting orders --to-begin --yes", None),
+    "group reset": ("waiting orders --to earliest --yes", None),
     "group skip": ("waiting --dry-run", None),
     "group clone": ("billing copied --yes", None),
     "message show": ("{id} --topic orders", 1),
@@ -57,12 +57,17 @@ ASKED: Mapping[str, tuple[str, int | None]] = {
     "dlq resend": ("billing --dry-run", None),
     "dlq export": ("billing {folder}/letters.jsonl", 1),
     "produce": ("other hello", 1),
-    "consume": ("orders --count 2", 2),
+    "consume": ("orders --limit 2", 2),
     "top": ("--once --group billing", 1),
-    "bench produce": ("load --count 20", None),
-    "bench consume": ("orders --count 2", None),
-    "bench end-to-end": ("load --count 20", None),
+    "bench produce": ("load --limit 20", None),
+    "bench consume": ("orders --limit 2", None),
+    "bench end-to-end": ("load --limit 20", None),
     "doctor": ("--watch 0s", 1),
+    "context add": ("laptop --name-server {name_server}", 1),
+    "context list": ("", 1),
+    "context show": ("laptop", 1),
+    "context use": ("laptop", 1),
+    "context remove": ("laptop", 1),
     "config show": ("broker.store", None),
     "pipeline list": ("", None),
     "pipeline show": ("archive", 1),
@@ -150,7 +155,8 @@ def test_a_command_prints_the_objects_that_it_documents(cli, shop, name):
 
 
 @pytest.mark.parametrize(
-    "name", [each for each in ASKED if each.split()[0] not in ("config", "pipeline", "doctor")]
+    "name",
+    [each for each in ASKED if each.split()[0] not in ("config", "context", "pipeline", "doctor")],
 )
 def test_without_a_name_server_a_command_fails_with_one_sentence(nursery, name):
     words, _ = ASKED[name]

@@ -32,7 +32,7 @@ def test_a_group_shows_lag_in_messages_and_seconds_its_members_and_its_subscript
     cluster, cli, billing
 ):
     cli.record("group", "clone", "billing", "waiting", "--yes")
-    cli.record("group", "reset", "waiting", "orders", "--to-begin", "--yes")
+    cli.record("group", "reset", "waiting", "orders", "--to", "earliest", "--yes")
 
     online, offline = group_of(cli, "billing"), group_of(cli, "waiting")
     assert (online["state"], online["members"], online["lag"]) == ("online", 1, 0)

@@ -17,7 +17,7 @@ def topic(cluster, cli, names):
             words = ("produce", name, "1", "2", "3", "--queue", f"{broker}:{queue}")
             cli.records(*words)
     cli.record("group", "create", name)
-    cli.record("group", "reset", name, name, "--to-end", "--yes")
+    cli.record("group", "reset", name, name, "--to", "latest", "--yes")
     return name
 
 
@@ -28,21 +28,21 @@ def offsets(cluster: EmbeddedCluster, name: str) -> list[int]:
 @pytest.mark.parametrize(
     ("to", "expected"),
     [
-        (("--to-begin",), [0, 0, 0, 0]),
-        (("--to-end",), [3, 3, 3, 3]),
-        (("--to-offset", "2"), [2, 2, 2, 2]),
-        (("--to-offset", "1", "--queue", "broker-b:1"), [3, 3, 3, 1]),
+        (("--to", "earliest"), [0, 0, 0, 0]),
+        (("--to", "latest"), [3, 3, 3, 3]),
+        (("--to", "2"), [2, 2, 2, 2]),
+        (("--to", "1", "--queue", "broker-b:1"), [3, 3, 3, 1]),
         (("--by", "-2"), [1, 1, 1, 1]),
         (("--by", "-9"), [0, 0, 0, 0]),
-        (("--to-time", "1h"), [0, 0, 0, 0]),
-        (("--to-time", "2001-02-03T04:05:06"), [0, 0, 0, 0]),
+        (("--to", "1h"), [0, 0, 0, 0]),
+        (("--to", "2001-02-03T04:05:06"), [0, 0, 0, 0]),
     ],
 )
 def test_a_reset_puts_progress_where_it_was_told_to_in_all_queues_or_some(
     cluster, cli, topic, to, expected
 ):
-    if to == ("--to-end",):
-        cli.record("group", "reset", topic, topic, "--to-begin", "--yes")
+    if to == ("--to", "latest"):
+        cli.record("group", "reset", topic, topic, "--to", "earliest", "--yes")
 
     moved = cli.record("group", "reset", topic, topic, *to, "--yes")
 
@@ -52,8 +52,8 @@ def test_a_reset_puts_progress_where_it_was_told_to_in_all_queues_or_some(
 
 
 def test_a_dry_run_shows_queue_by_queue_what_is_skipped_and_what_comes_again(cluster, cli, topic):
-    planned = cli.record("group", "reset", topic, topic, "--to-offset", "1", "--dry-run")
-    text = cli.run("group", "reset", topic, topic, "--to-offset", "1", "--dry-run")
+    planned = cli.record("group", "reset", topic, topic, "--to", "1", "--dry-run")
+    text = cli.run("group", "reset", topic, topic, "--to", "1", "--dry-run")
 
     assert (planned["result"], planned["is_dry_run"]) == ("would be moved", True)
     assert (planned["skipped"], planned["replayed"]) == (0, 8)
@@ -64,12 +64,12 @@ def test_a_dry_run_shows_queue_by_queue_what_is_skipped_and_what_comes_again(clu
 
 
 def test_nothing_moves_before_a_yes_and_at_a_terminal_the_plan_is_shown_first(cluster, cli, topic):
-    refused = cli.run("group", "reset", topic, topic, "--to-begin")
+    refused = cli.run("group", "reset", topic, topic, "--to", "earliest")
     assert refused.returncode == 2
     assert "0 messages skipped, 12 consumed again" in refused.stderr
     assert offsets(cluster, topic) == [3, 3, 3, 3]
 
-    with cli.at_terminal("group", "reset", topic, topic, "--to-begin") as terminal:
+    with cli.at_terminal("group", "reset", topic, topic, "--to", "earliest") as terminal:
         terminal.until("[y/N]")
         terminal.press("y\r")
         assert terminal.wait() == 0
@@ -79,7 +79,7 @@ def test_nothing_moves_before_a_yes_and_at_a_terminal_the_plan_is_shown_first(cl
 
 
 def test_skipping_puts_a_group_at_the_end_of_all_that_it_consumes(cluster, cli, topic):
-    cli.record("group", "reset", topic, topic, "--to-begin", "--yes")
+    cli.record("group", "reset", topic, topic, "--to", "earliest", "--yes")
 
     (moved,) = cli.records("group", "skip", topic, "--yes")
     again = cli.run("group", "skip", topic, "--yes")
@@ -90,7 +90,7 @@ def test_skipping_puts_a_group_at_the_end_of_all_that_it_consumes(cluster, cli, 
 
 
 def test_a_clone_has_the_progress_of_its_source_and_is_made_if_need_be(cluster, cli, topic):
-    cli.record("group", "reset", topic, topic, "--to-offset", "2", "--yes")
+    cli.record("group", "reset", topic, topic, "--to", "2", "--yes")
 
     moved = cli.record("group", "clone", topic, "twin", "--yes")
 

@@ -12,7 +12,16 @@ from orbitmq.wire.codes import RequestCode
 @pytest.fixture(scope="module")
 def sent(cluster, cli):
     cluster.create_topic("orders", queues=2)
-    words = ("--key", "order-1", "--tag", "paid", "--property", "amount=7", "--queue", "broker-a:0")
+    words = (
+        "--keys",
+        "order-1",
+        "--tag",
+        "paid",
+        "--property",
+        "amount=7",
+        "--queue",
+        "broker-a:0",
+    )
     return cli.records("produce", "orders", '{"n":1}', "two", *words) + cli.records(
         *("produce", "orders", "--input", "whole", "--queue", "broker-b:1"), stdin=b"\x00\xff"
     )
@@ -99,9 +108,9 @@ def test_a_walk_is_limited_to_queues_tags_conditions_and_times(cli, sent):
 
 def test_a_message_is_tracked_through_the_groups(cluster, cli, sent):
     cli.record("group", "create", "early")
-    cli.record("group", "reset", "early", "orders", "--to-end", "--yes")
+    cli.record("group", "reset", "early", "orders", "--to", "latest", "--yes")
     cli.record("group", "create", "late")
-    cli.record("group", "reset", "late", "orders", "--to-begin", "--yes")
+    cli.record("group", "reset", "late", "orders", "--to", "earliest", "--yes")
 
     tracks = cli.records("message", "track", sent[0]["id"], "--topic", "orders")
     text = cli.text("message", "track", sent[0]["id"], "--topic", "orders")

@@ -26,7 +26,7 @@ def bodies(cluster: EmbeddedCluster, topic: str) -> list[bytes]:
 def test_words_are_messages_with_keys_tags_and_properties(cluster, cli, topic):
     sent = cli.records(
         *("produce", topic, "one", "zwei ü"),
-        *("--key", "k1", "--key", "k2", "--tag", "t", "--property", "region=eu"),
+        *("--keys", "k1", "--keys", "k2", "--tag", "t", "--property", "region=eu"),
     )
     text = cli.run("produce", topic, "three")
 
@@ -94,8 +94,8 @@ def test_json_lines_say_everything_and_what_one_command_prints_another_reads(
 
 
 def test_words_are_repeated_up_to_a_count_at_a_rate(cluster, cli, topic):
-    ran = cli.run("produce", topic, "a", "b", "--count", "5", "--rate", "50")
-    cut = cli.run("produce", topic, "--count", "2", stdin=b"x\ny\nz\n")
+    ran = cli.run("produce", topic, "a", "b", "--limit", "5", "--rate", "50")
+    cut = cli.run("produce", topic, "--limit", "2", stdin=b"x\ny\nz\n")
 
     assert ran.returncode == cut.returncode == 0
     assert Counter(bodies(cluster, topic)) == {b"a": 3, b"b": 2, b"x": 1, b"y": 1}
@@ -121,14 +121,27 @@ def test_a_dry_run_sends_nothing(cluster, cli, topic):
     assert bodies(cluster, topic) == []
 
 
-def test_a_topic_that_is_not_there_is_not_made_by_a_slip(cli):
-    refused = cli.refusal("produce", "odrers", "x", code=1)
+def test_a_new_topic_is_created_as_by_topic_create_and_the_likely_name_is_said(cluster, cli):
+    cluster.create_topic("payments")
+    cli.run("topic", "create", "made")
 
-    assert refused == (
-        "no broker has topic 'odrers' (it does not exist, or its brokers are away); create it "
-        "with: orbitmq topic create odrers"
-    )
-    assert "odrers" not in {each["topic"] for each in cli.records("topic", "list")}
+    planned = cli.run("produce", "paymets", "x", "--dry-run")
+    sent = cli.run("produce", "paymets", "x")
+
+    assert "topic paymets would be created; do you mean payments?" in planned.stderr
+    assert "topic paymets is new: the brokers create it; do you mean payments?" in sent.stderr
+    queues = {each["topic"]: each["write_queues"] for each in cli.records("topic", "list")}
+    # `topic create` creates it on all brokers, a send on the one that it reaches.
+    assert queues["made"] == queues["paymets"] * len(cluster.broker_addresses)
+
+
+def test_empty_input_is_said(cluster, cli):
+    cluster.create_topic("silent")
+
+    ran = cli.run("produce", "silent", stdin=b"\n")
+
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert ran.stderr == "orbitmq: the input is empty: nothing was sent\n"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ REFUSED = {
         ("topic create t --dry-run --broker x", "no broker 'x' is registered"),
         ("topic create t --dry-run --cluster x", "no broker 'of cluster x'"),
         ("group create g --dry-run --broker x", "no broker 'x' is registered"),
-        ("group reset ghost orders --to-end", "no broker knows group 'ghost'"),
+        ("group reset ghost orders --to latest", "no broker knows group 'ghost'"),
         ("message show {none} --topic orders", "no message"),
         ("message at orders broker-a:0 999", "no message at offset 999"),
         ("message at orders broker-z:0 0", "broker-z"),
@@ -108,8 +108,8 @@ REFUSED = {
         ("bench consume ghost", "no broker has topic 'ghost'"),
     ],
     2: [
-        ("topic list --timeout 0", "--timeout must be a number of seconds above 0, got 0.0"),
-        ("topic list --timeout nan", "--timeout must be a number of seconds above 0, got nan"),
+        ("topic list --request-timeout 0", "--request-timeout must be a number above 0, got 0.0"),
+        ("topic list --request-timeout nan", "--request-timeout must be a number above 0, got nan"),
         ("topic list --access-key a", "--secret-key is missing"),
         ("topic list --secret-key a", "--access-key is missing"),
         ("topic list --tls-ca /nowhere.pem", "/nowhere.pem"),
@@ -120,11 +120,11 @@ REFUSED = {
         ("topic create t --dry-run --type odd", "--type must be one of normal,"),
         ("topic update t", "nothing to change"),
         ("group update t", "nothing to change"),
-        ("group reset billing orders", "exactly one of --to-begin"),
-        ("group reset billing orders --to-begin --to-end", "got --to-begin and --to-end"),
-        ("group reset billing orders --to-offset 99 --yes", "which has 0 to 1"),
-        ("group reset billing orders --to-end --queue x", "a queue is named as broker-a:3"),
-        ("group reset billing orders --to-time x", "--to-time must be a date such as"),
+        ("group reset billing orders", "with --to, which is earliest, latest"),
+        ("group reset billing orders --to latest --by 3", "give one"),
+        ("group reset billing orders --to 99 --yes", "which has 0 to 1"),
+        ("group reset billing orders --to latest --queue x", "a queue is named as broker-a:3"),
+        ("group reset billing orders --to x", "--to must be earliest, latest, a time such as"),
         ("group clone billing billing", "cannot be cloned onto itself"),
         ("message show nonsense", "nonsense"),
         ("message at orders broker-a 0", "a queue is named as broker-a:3"),
@@ -135,14 +135,14 @@ REFUSED = {
         ("message browse orders --cursor junk --limit 0", "--limit"),
         ("message find orders ''", "must not be empty"),
         ("message find orders k --until x", "--until must be a date such as"),
-        ("consume orders -n 20", "got '20'; to say how many: --count 20"),
-        ("consume orders --from x", "--from must be begin, end, a date such as"),
+        ("consume orders -n 20", "got '20'; to say how many: --limit 20"),
+        ("consume orders --from x", "--from must be earliest, latest, a time such as"),
         ("consume orders --tags a --sql b", "cannot be given together"),
         ("consume orders --group g --queue broker-a:0", "a group shares the queues out"),
         ("consume orders --queue broker-a", "a queue is named as broker-a:3"),
         ("consume orders --queue broker-a:99", "99"),
         ("consume orders --group 'bad group'", "a group may consist of"),
-        ("produce orders x -n 1", "got '1'; to say how many: --count 1"),
+        ("produce orders x -n 1", "got '1'; to say how many: --limit 1"),
         ("produce orders x --at x", "--at must be a date such as"),
         ("produce orders x --at 2h", "say --delay 2h for so much later"),
         ("produce orders x --rate inf", "--rate must be a number above 0, got inf"),
@@ -160,8 +160,8 @@ REFUSED = {
         ("top --interval 0", "--interval must be longer than nothing"),
         ("top --interval often", "--interval must be a duration"),
         ("bench produce t --rate 0", "--rate must be a number above 0"),
-        ("bench produce t --seconds 0", "--seconds must be longer than nothing"),
-        ("bench produce t --seconds x", "--seconds must be a duration"),
+        ("bench produce t --timeout 0", "--timeout must be a duration"),
+        ("bench produce t --timeout x", "--timeout must be a duration"),
         ("bench produce t --plot x.bmp", "--plot must end in .svg, .png or .pdf"),
         ("bench produce t --size 100000 --batch 100", "--size times --batch"),
         ("bench end-to-end t --size 4", "--size must be 16 or more"),
@@ -208,6 +208,6 @@ def test_a_console_whose_extra_is_missing_names_the_remedy_and_leaves_nothing_be
 
     assert ran.returncode == 1
     assert re.fullmatch(
-        r"orbitmq: the console needs uvicorn, .*; pip install 'orbitmq\[console\]'\n", ran.stderr
+        r"orbitmq: the console needs uvicorn, .*; .*pip install '.*\[console\]'\n", ran.stderr
     )
     assert list(place.iterdir()) == []

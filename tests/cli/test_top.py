@@ -21,7 +21,7 @@ def busy(cluster, cli):
     cluster.create_topic("orders", queues=2)
     cluster.send("orders", *[b"x"] * 20)
     cli.record("group", "create", "waiting")
-    cli.record("group", "reset", "waiting", "orders", "--to-begin", "--yes")
+    cli.record("group", "reset", "waiting", "orders", "--to", "earliest", "--yes")
     consumer = Consumer("billing", name_server=cluster.name_server, consume_from="last")
     consumer.on("orders")(lambda _message: None)
     consumer.start()
@@ -48,8 +48,8 @@ def test_one_frame_has_lag_rates_and_owners(cluster, cli, busy):
 
 
 def test_without_a_terminal_frames_are_printed_one_after_the_other(cluster, cli, busy):
-    text = cli.text("top", "--count", "2", "--interval", "10ms")
-    frames = cli.records("top", "--count", "2", "--interval", "10ms")
+    text = cli.text("top", "--limit", "2", "--interval", "10ms")
+    frames = cli.records("top", "--limit", "2", "--interval", "10ms")
 
     assert text.count("OrbitMQ top") == 2
     assert text.count("Groups, most lag first") == 2
@@ -62,7 +62,7 @@ def test_without_a_terminal_frames_are_printed_one_after_the_other(cluster, cli,
 def test_all_rates_of_a_frame_are_of_the_same_seconds_and_add_up(cluster, cli, busy):
     cluster.create_topic("bills", queues=1)
     cli.record("group", "create", "slow")
-    cli.record("group", "reset", "slow", "bills", "--to-begin", "--yes")
+    cli.record("group", "reset", "slow", "bills", "--to", "earliest", "--yes")
     with cli.start("top", "--json", "--interval", "100ms") as running:
         running.until(bool)
         cluster.send("bills", *[b"x"] * 30)
@@ -138,7 +138,7 @@ def test_in_a_pipe_it_outlives_a_restart_of_the_cluster(nursery, tmp_path):
         cli = Cli(name_server, nursery)
         assert re.search(r"lag 0 +1 broker$", cli.text("top", "--once"), re.MULTILINE)
         assert "OrbitMQ, speaks 5.3.3" in cli.text("cluster", "show")
-        with cli.start("top", "--interval", "100ms", "--json", "--timeout", "2") as top:
+        with cli.start("top", "--interval", "100ms", "--json", "--request-timeout", "2") as top:
             top.until(bool)
             first.stop()
             top.until_told("not reachable since")

@@ -37,7 +37,7 @@ CHOSEN = shlex.join(
 BROKER = {"name_server": ["a:1", "b:2"], "set": "broker.port=0"}
 PLACE = {"name": "b", "data": "FOLDER", "port": 10911, "advertise": "HOST"}
 COUNTS = {"write_queues": 4, "read_queues": 8, "ordered": True}
-SENT = {"tag": "t", "key": ("k",), "property": {"a": "b"}, "delay": "1.5s"}
+SENT = {"tag": "t", "keys": ("k",), "property": {"a": "b"}, "delay": "1.5s"}
 FROM = {"queue": [QUEUE], "offset": 17, "newest": True, "limit": 50}
 SLOWLY = {"where": CHOICE, "limit": 10, "rate": 2.5, "to": "retry"}
 AGAIN = {"to": "origin", "again": True, "dry_run": True}
@@ -54,9 +54,9 @@ ROWS: list[tuple[Action, tuple[str | None, ...], Mapping[str, object], str]] = [
     (Action.UPDATE_TOPIC, ("orders",), COUNTS, "orders --write-queues 4 --read-queues 8 --ordered"),
     (Action.DELETE_TOPIC, ("-orders",), {}, "-- -orders"),
     (Action.PRODUCE, ("orders", "a b"), SENT,
-     "orders 'a b' --tag t --key k --property a=b --delay 1.5s"),
-    (Action.PRODUCE, ("-orders", "-1"), {"tag": "-t", "key": ["-k"], "property": {}},
-     "--tag=-t --key=-k -- -orders -1"),
+     "orders 'a b' --tag t --keys k --property a=b --delay 1.5s"),
+    (Action.PRODUCE, ("-orders", "-1"), {"tag": "-t", "keys": ["-k"], "property": {}},
+     "--tag=-t --keys=-k -- -orders -1"),
     (Action.CONSUME, ("orders",), {"follow": True, "tags": "a || b"},
      "orders --follow --tags 'a || b'"),
     (Action.SHOW_MESSAGE, ("7F00",), {"topic": "orders"}, "7F00 --topic orders"),
@@ -74,8 +74,8 @@ ROWS: list[tuple[Action, tuple[str | None, ...], Mapping[str, object], str]] = [
     (Action.UPDATE_GROUP, ("billing",), {"max_retries": 16}, "billing --max-retries 16"),
     (Action.PAUSE_GROUP, ("billing",), {}, "billing"),
     (Action.RESUME_GROUP, ("billing",), {}, "billing"),
-    (Action.RESET_GROUP, ("billing", "orders"), {"to_end": True, "queue": [QUEUE]},
-     "billing orders --to-end --queue broker-a:1"),
+    (Action.RESET_GROUP, ("billing", "orders"), {"to": "latest", "queue": [QUEUE]},
+     "billing orders --to latest --queue broker-a:1"),
     (Action.RESET_GROUP, ("billing", "orders"), {"by": -100, "queue": []},
      "billing orders --by -100"),
     (Action.SKIP_BACKLOG, ("-billing",), {"dry_run": True}, "--dry-run -- -billing"),

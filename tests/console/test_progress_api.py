@@ -32,7 +32,7 @@ async def test_a_plan_changes_nothing_and_is_then_done_as_shown(group):
     moves = {(move["broker"], move["id"]): move for move in planned["topics"][0]["moves"]}
     assert (moves["broker-a", 0]["from"], moves["broker-a", 0]["to"]) == (2, 0)
     assert planned["topics"][0]["replayed"] == 2
-    assert planned["command"] == f"orbitmq group reset billing orders --to-begin{group.aim}"
+    assert planned["command"] == f"orbitmq group reset billing orders --to earliest{group.aim}"
     assert done["is_effective"]
     assert {each["read_back"] for each in done["topics"][0]["queues"]} == {0}
     assert group.world.progress(QUEUE) == 0
@@ -55,10 +55,10 @@ async def test_a_plan_is_done_once(group):
 @pytest.mark.parametrize(
     ("target", "offset", "options"),
     [
-        ({"to": "end"}, 5, "--to-end"),
-        ({"to": "offset", "number": 4, **ONE}, 4, "--to-offset 4 --queue broker-a:0"),
+        ({"to": "end"}, 5, "--to latest"),
+        ({"to": "offset", "number": 4, **ONE}, 4, "--to 4 --queue broker-a:0"),
         ({"to": "shift", "number": -1, **ONE}, 1, "--by -1 --queue broker-a:0"),
-        ({"to": "time"}, 3, "--to-time {time}"),
+        ({"to": "time"}, 3, "--to {time}"),
     ],
 )
 async def test_progress_is_reset_to_the_target(group, target, offset, options):

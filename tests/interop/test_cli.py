@@ -26,7 +26,7 @@ async def test_a_topic_a_group_and_messages_through_their_lives(cli):
 
     made = cli.record("topic", "create", "cli-life", "--queues", "2")
     assert made["after"]["write_queues"] == 2
-    sent = cli.records("produce", "cli-life", "a", "b", "c", "--key", "k", "--tag", "t")
+    sent = cli.records("produce", "cli-life", "a", "b", "c", "--keys", "k", "--tag", "t")
     assert [each["status"] for each in sent] == ["ok"] * 3
 
     assert cli.record("topic", "show", "cli-life")["messages"] == 3
@@ -43,7 +43,7 @@ async def test_a_topic_a_group_and_messages_through_their_lives(cli):
     assert cli.records(*member) == []
     group = cli.record("group", "show", "cli-readers")
     assert group["lag"] == 0
-    moved = cli.record("group", "reset", "cli-readers", "cli-life", "--to-begin", "--yes")
+    moved = cli.record("group", "reset", "cli-readers", "cli-life", "--to", "earliest", "--yes")
     assert [each["read_back"] for each in moved["queues"]] == [0, 0]
     tracks = cli.records("message", "track", sent[0]["id"], "--topic", "cli-life")
     assert {each["group"]: each["fate"] for each in tracks}["cli-readers"] == "waiting"

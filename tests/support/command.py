@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -24,10 +25,15 @@ COMMAND = (sys.executable, "-W", "error", "-m", "orbitmq.cli")
 ROOT = Path(__file__).parents[2]
 
 
+#: Instead of the configuration folder of the person who runs the tests.
+_CONFIG = tempfile.TemporaryDirectory(prefix="orbitmq-config-")
+
+
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment without settings of the person who runs the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ORBITMQ_")}
-    return {**kept, "NO_COLOR": "1", "COLUMNS": "100", **(more or {})}
+    own = {"NO_COLOR": "1", "COLUMNS": "100", "XDG_CONFIG_HOME": _CONFIG.name}
+    return {**kept, **own, **(more or {})}
 
 
 def importing() -> dict[str, str]:

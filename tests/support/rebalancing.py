@@ -19,7 +19,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.dispatch import WindowReceiver
 from orbitmq.client.consumer.locks import LockSettings, QueueLocks
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
-from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, ProgressStore
+from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, ProgressStore, wire_name
 from orbitmq.client.consumer.pull import Puller
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
@@ -227,7 +227,7 @@ class Consumer:
             group_name=self.group,
             consume_type=bodies.ConsumeType.CONSUME_PASSIVELY,
             message_model=model,
-            consume_from_where=ConsumeFrom.FIRST.wire_name,
+            consume_from_where=wire_name(ConsumeFrom.EARLIEST),
             subscription_data_set=self.subscriptions.to_data(),
         )
 

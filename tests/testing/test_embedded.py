@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -255,7 +256,9 @@ def test_a_cluster_where_only_the_client_is_installed_says_what_is_missing():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
 
-    assert "needs numpy, which is not installed; pip install 'orbitmq[broker]'" in done.stdout
+    assert re.search(
+        r"needs numpy, which is not installed; .*pip install '.*\[broker\]'", done.stdout
+    )
 
 
 def test_a_moved_clock_goes_on_and_leaves_intervals_alone():

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
+import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from orbitmq import __version__
-from orbitmq.cli.main import CommandError
+from orbitmq.cli.main import CommandError, Misused
+from orbitmq.errors import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,138 @@ WORDS: Mapping[str, Word] = {
     ),
     "top": Word("orbitmq.cli.top", "Watch lag, rates and owners, live.", True),
     "console": Word("orbitmq.cli.console", "Start the web console.", True, extra="console"),
+    "context": Word("orbitmq.cli.context", "Manage named clusters."),
     "doctor": Word(
         "orbitmq.cli.doctor", "Find the usual mistakes, and say what to do about them.", True
     ),
 }
 
 
-class LazyGroup(TyperGroup):
+#: Words of other tools for our commands.
+_MEANT: Mapping[str, str] = {
+    "add": "create",
+    "describe": "show",
+    "events": "message",
+    "get": "show",
+    "groups": "group",
+    "info": "show",
+    "listen": "consume",
+    "ls": "list",
+    "messages": "message",
+    "new": "create",
+    "ps": "list",
+    "pub": "produce",
+    "publish": "produce",
+    "read": "consume",
+    "receive": "consume",
+    "remove": "delete",
+    "rm": "delete",
+    "run": "up",
+    "send": "produce",
+    "server": "up",
+    "serve": "up",
+    "start": "up",
+    "status": "show",
+    "sub": "consume",
+    "subscribe": "consume",
+    "tail": "consume",
+    "topics": "topic",
+    "ui": "console",
+    "web": "console",
+}
+
+
+class Group(TyperGroup):
+    """A group of commands, which answers the words of other tools."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = self.list_commands(ctx)
+        meant = _MEANT.get(args[0]) if args else None
+        if args and args[0] not in known and meant in known:
+            path = ctx.command_path
+            raise Misused(f"there is no command {args[0]!r}; did you mean: {path} {meant}")
+        return super().resolve_command(ctx, args)
+
+    def get_params(self, ctx: Any) -> Any:
+        return tidy(super().get_params(ctx))
+
+
+class Command(TyperCommand):
+    """A command, which understands former names of its flags."""
+
+    #: What to write instead of a former flag.
+    former: Mapping[str, str] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        return super().parse_args(ctx, list(_present(args, self.former)))
+
+    def invoke(self, ctx: Any) -> Any:
+        given = ctx.params
+        if given.get("context") and _is_of_environment(ctx, "name_server"):
+            given["name_server"] = None  # a flag goes before the environment
+        return super().invoke(ctx)
+
+    def get_params(self, ctx: Any) -> Any:
+        return tidy(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [_bare(each) for each in super().collect_usage_pieces(ctx)]
+
+
+def _is_of_environment(ctx: Any, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "ENVIRONMENT"
+
+
+def _present(args: Sequence[str], former: Mapping[str, str]) -> Iterable[str]:
+    """The words of a command line with present names of flags."""
+    given = iter(args)
+    for word in given:
+        if word == "--":
+            yield word
+            yield from given
+            return
+        flag, equals, value = word.partition("=")
+        short = word[:2]
+        if flag in former:
+            sys.stderr.write(f"orbitmq: {flag} is deprecated; use {former[flag]}\n")
+            *first, last = former[flag].split()
+            yield from first
+            yield f"{last}={value}" if equals else last
+        elif short in former and len(word) > 2 and not word.startswith("--"):
+            yield from (former[short], word[2:])
+        else:
+            yield word
+
+
+def _bare(usage: str) -> str:
+    """An argument of the usage line without the signs that Typer adds to its own name for it."""
+    return re.sub(r"^(?:\{(.*)\}|\[(\[.*)\])(\.\.\.)?$", r"\1\2", usage)
+
+
+def tidy(params: list[Any]) -> list[Any]:
+    """Parameters whose help names values as people do: no `<bool>`, `<str>` or `<int range>`."""
+    for each in params:
+        if each.param_type_name == "argument":
+            each.display_type_rich = lambda ctx: None
+        elif getattr(each, "is_flag", False):
+            each.metavar = ""
+        elif each.metavar is None:
+            shown = getattr(each, "display_type_rich", None)
+            text = str(shown(None)) if shown is not None else ""
+            each.metavar = _value_name(text)
+    return params
+
+
+def _value_name(described: str) -> str | None:
+    inner = described.strip("<>.")
+    if "|" in inner:
+        return inner
+    word = inner.removeprefix("list[").partition(" ")[0].rstrip("].>")
+    return {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "FILE"}.get(word)
+
+
+class LazyGroup(Group):
     """Lists all subcommands and imports one when it is used.
 
     Contexts and commands are `Any`: Typer has its own or click's, by its version.
@@ -117,8 +245,7 @@ def load(name: str) -> Any:
         if word.extra is None or (error.name or "").startswith("orbitmq"):
             raise
         raise CommandError(
-            f"the {name} needs {error.name}, which is not installed; "
-            f"pip install 'orbitmq[{word.extra}]'"
+            f"the {name} needs {error.name}, which is not installed; {install_command(word.extra)}"
         ) from error
     group = typer.main.get_group(section)
     if word.is_single:
@@ -224,6 +351,7 @@ F = TypeVar("F", bound=Callable[..., None])
 def section(about: str) -> typer.Typer:
     """A group of commands."""
     return typer.Typer(
+        cls=Group,
         help=about,
         no_args_is_help=True,
         rich_markup_mode="rich",
@@ -293,8 +421,12 @@ def add_command(
     examples: Sequence[str],
     prints: type | None,
     is_hidden: bool = False,
+    former: Mapping[str, str] | None = None,
 ) -> None:
-    """Add a command with these flags to a section; `call` gets their values."""
+    """Add a command with these flags to a section; `call` gets their values.
+
+    `former` says what to write instead of former flags, which still work.
+    """
 
     def command(**values: Any) -> None:
         call(values)
@@ -305,4 +437,5 @@ def add_command(
     command.__doc__ = work.__doc__
     command.prints = prints  # type: ignore[attr-defined]  # for the documentation
     epilog = "Examples:\n\n" + "\n\n".join(f"  {example}" for example in examples)
-    app.command(name, epilog=epilog, hidden=is_hidden)(command)
+    kind = type("Command", (Command,), {"former": former or {}})
+    app.command(name, cls=kind, epilog=epilog, hidden=is_hidden)(command)

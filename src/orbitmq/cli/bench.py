@@ -19,7 +19,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orbitmq.cli.application import section
-from orbitmq.cli.command import Session, check_positive, command, seconds
+from orbitmq.cli.command import Session, check_positive, command
 from orbitmq.cli.main import FAILED, Misused
 from orbitmq.cli.output import count, rate, size
 from orbitmq.cli.output import size as size_of
@@ -32,7 +32,6 @@ from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
 from orbitmq.client.settings import ClientSettings
-from orbitmq.client.signals import stop_requested
 from orbitmq.clock import Clock
 from orbitmq.console.words import NOTHING, duration, several
 from orbitmq.errors import OrbitError
@@ -520,15 +519,12 @@ MAX_BATCH_BYTES = 4 * 1024 * 1024
 class Measuring:
     """The flags of every measurement."""
 
-    length: Annotated[
-        str | None,
+    number: Annotated[
+        int | None,
         typer.Option(
-            "--seconds", metavar="DURATION", help="How long; 10s by default without --count."
+            "--limit", "-l", min=1, help="How many messages; without it and --timeout 10s of them."
         ),
     ] = None
-    number: Annotated[int | None, typer.Option("--count", "-c", min=1, help="Messages in all.")] = (
-        None
-    )
     queues: Annotated[
         int, typer.Option("--queues", min=1, help="Of a topic that is made, on each broker.")
     ] = 8
@@ -551,24 +547,17 @@ class Measuring:
         if importlib.util.find_spec("matplotlib") is None:
             raise Misused("--plot needs matplotlib, which is not installed; pip install matplotlib")
 
-    def seconds(self) -> float | None:
-        if self.length is None:
-            return None if self.number is not None else 10.0
-        found = seconds(self.length, "--seconds")
-        if not found > 0:
-            raise Misused(f"--seconds must be longer than nothing, got {self.length!r}")
-        return found
-
 
 @command(
     app,
     "produce",
     examples=(
-        "orbitmq bench produce load --size 1024 --seconds 30",
+        "orbitmq bench produce load --size 1024 --timeout 30",
         "orbitmq bench produce load --batch 100 --in-flight 2000 --plot load.svg",
-        "orbitmq bench produce load --embedded --count 100000 --json",
+        "orbitmq bench produce load --embedded --limit 100000 --json",
     ),
     prints=BenchRecord,
+    former={"--count": "--limit", "-c": "--limit", "--seconds": "--timeout"},
     changes=True,
 )
 async def bench_produce(
@@ -586,7 +575,7 @@ async def bench_produce(
     """Send messages and measure rate and latency of the acknowledgements."""
     if size * batch > MAX_BATCH_BYTES:
         raise Misused(f"--size times --batch must be below {MAX_BATCH_BYTES:,} bytes")
-    load = _load(topic, measuring, size, rate, in_flight, batch, compress=compress)
+    load = _load(session, topic, measuring, size, rate, in_flight, batch, compress=compress)
     await _measure(session, "produce", load, measuring, produce)
 
 
@@ -595,10 +584,11 @@ async def bench_produce(
     "consume",
     examples=(
         "orbitmq bench consume load",
-        "orbitmq bench consume load --follow --seconds 60",
-        "orbitmq bench consume load --count 100000 --json | tail -1",
+        "orbitmq bench consume load --follow --timeout 60",
+        "orbitmq bench consume load --limit 100000 --json | tail -1",
     ),
     prints=BenchRecord,
+    former={"--count": "--limit", "-c": "--limit", "--seconds": "--timeout"},
 )
 async def bench_consume(
     session: Session,
@@ -614,7 +604,7 @@ async def bench_consume(
     """
     if measuring.embedded:
         raise Misused("--embedded has nothing to consume; use: orbitmq bench end-to-end --embedded")
-    load = _load(topic, measuring, 1, None, 1, 1)
+    load = _load(session, topic, measuring, 1, None, 1, 1)
 
     async def work(engine: Engine, load: Load, meter: RateMeter, stopping: asyncio.Event) -> None:
         await consume(engine, load, meter, stopping, follow=follow)
@@ -627,10 +617,11 @@ async def bench_consume(
     "end-to-end",
     examples=(
         "orbitmq bench end-to-end load --rate 1000",
-        "orbitmq bench end-to-end load --embedded --rate 5000 --seconds 20 --plot times.png",
-        "orbitmq bench end-to-end load --count 20000 --json | tail -1",
+        "orbitmq bench end-to-end load --embedded --rate 5000 --timeout 20 --plot times.png",
+        "orbitmq bench end-to-end load --limit 20000 --json | tail -1",
     ),
     prints=BenchRecord,
+    former={"--count": "--limit", "-c": "--limit", "--seconds": "--timeout"},
     changes=True,
 )
 async def bench_end_to_end(
@@ -647,11 +638,18 @@ async def bench_end_to_end(
         raise Misused(f"--size must be {LEAST_STAMPED} or more here: bodies carry their time")
     if size * batch > MAX_BATCH_BYTES:
         raise Misused(f"--size times --batch must be below {MAX_BATCH_BYTES:,} bytes")
-    load = _load(topic, measuring, size, rate, in_flight, batch)
+    load = _load(session, topic, measuring, size, rate, in_flight, batch)
     await _measure(session, "end-to-end", load, measuring, end_to_end)
 
 
+def _seconds(session: Session, measuring: Measuring) -> float | None:
+    """How long to measure: as long as the command may take, or 10 s without any limit."""
+    left = session.seconds_left
+    return 10.0 if left is None and measuring.number is None else left
+
+
 def _load(
+    session: Session,
     topic: str,
     measuring: Measuring,
     size: int,
@@ -666,7 +664,7 @@ def _load(
     return Load(
         topic=topic,
         size=size,
-        seconds=measuring.seconds(),
+        seconds=_seconds(session, measuring),
         count=measuring.number,
         rate=rate,
         in_flight=max(in_flight, batch),
@@ -690,7 +688,7 @@ async def _measure(
             out.note(record.line())
 
     meter = RateMeter(kind, out.clock, tell)
-    with stop_requested() as stopping:
+    with session.stop_requested() as stopping:
         async with _engine(session, measuring.embedded) as engine:
             admin = AsyncAdmin.on(engine)
             if session.is_dry_run:

@@ -19,9 +19,9 @@ import os
 import socket
 import sys
 import typing
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeAlias
 
@@ -37,8 +37,17 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import GroupNotFound, TopicNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings, split_name_servers
+from orbitmq.client.signals import stop_requested
 from orbitmq.errors import MessageRefused, OrbitError, SettingError
-from orbitmq.parsing import Duration, NotAllowed, duration_of, kind_of, moment
+from orbitmq.parsing import (
+    Duration,
+    NotAllowed,
+    Position,
+    duration_of,
+    kind_of,
+    moment,
+    position,
+)
 from orbitmq.wire.command import Credentials
 
 if TYPE_CHECKING:
@@ -102,10 +111,28 @@ TlsUnverified: TypeAlias = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+ContextName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="The cluster of this name; see orbitmq context. [env var: ORBITMQ_CONTEXT]",
+        rich_help_panel=_PANEL,
+    ),
+]
 Timeout: TypeAlias = Annotated[
-    float,
+    str | None,
     typer.Option(
         "--timeout",
+        metavar="DURATION",
+        help="How long the command may take in total, as 30s.",
+        rich_help_panel=_PANEL,
+    ),
+]
+RequestTimeout: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--request-timeout",
         metavar="SECONDS",
         help="How long a server may take for an answer.",
         rich_help_panel=_PANEL,
@@ -118,28 +145,64 @@ class Connection:
     """The connection flags. Every field is a parameter of every command."""
 
     name_server: NameServer = None
+    context: ContextName = None
     access_key: AccessKey = None
     secret_key: SecretKey = None
     tls: Tls = False
     tls_ca: TlsAuthority = None
     tls_unverified: TlsUnverified = False
-    timeout: Timeout = 5.0
+    timeout: Timeout = None
+    request_timeout: RequestTimeout = 5.0
+
+    def resolved(self) -> Connection:
+        """With the name server of the context in force, unless one was given more directly."""
+        if self.name_server and self.context is not None:
+            raise Misused("--name-server and --context cannot be given together")
+        if self.name_server:
+            return self
+        # Late: few commands need the file.
+        from orbitmq.cli.context import chosen, fields_of  # noqa: PLC0415
+
+        if (found := chosen(self.context, os.environ)) is None:
+            return self
+        given = {name: value for name in fields_of(found) if (value := getattr(self, name))}
+        return replace(self, **fields_of(found) | given | {"context": None})
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds for the whole command. Raises `Misused`."""
+        if self.timeout is None:
+            return None
+        found = seconds(self.timeout, "--timeout")
+        if found <= 0:
+            raise Misused(f"--timeout must be a duration such as 30s or 5m, got {self.timeout!r}")
+        return found
+
+    @property
+    def request_limit(self) -> float:
+        """Seconds for one request. Raises `Misused`."""
+        found = self.request_timeout
+        if not (math.isfinite(found) and found > 0):
+            raise Misused(f"--request-timeout must be a number above 0, got {found!r}")
+        # The error of a request says more than that of the whole command, so it comes first.
+        return found if self.limit is None else min(found, 0.9 * self.limit)
 
     def client(self, counting: str | None = None) -> ClientSettings:
         """Raises `Misused` for flags that do not go together.
 
         `counting` is the command's flag for a number of messages, which many other tools call -n.
         """
-        if not (math.isfinite(self.timeout) and self.timeout > 0):
-            raise Misused(f"--timeout must be a number of seconds above 0, got {self.timeout!r}")
+        if (found := self.resolved()) is not self:
+            return found.client(counting)
+        limit = self.request_limit
         tls = self.tls_settings
         servers = _servers(self.name_server or [DEFAULT_NAME_SERVER], counting)
         return ClientSettings(
             name_servers=servers or (DEFAULT_NAME_SERVER,),
             credentials=self.credentials,
             tls=None if tls is None else tls.context(),
-            request_timeout=self.timeout,
-            stop_timeout=min(self.timeout, 3.0),
+            request_timeout=limit,
+            stop_timeout=min(limit, 3.0),
         )
 
     @property
@@ -186,6 +249,33 @@ class Session:
     out: Printer
     says_yes: bool = False
     is_dry_run: bool = False
+    #: When the whole command has to end, by the clock of the loop.
+    _deadline: float | None = None
+    _ends: asyncio.Timeout | None = None
+
+    @contextlib.contextmanager
+    def stop_requested(self) -> Iterator[asyncio.Event]:
+        """An event that the first SIGINT or SIGTERM sets, and the end of `--timeout`.
+
+        The command ends in order then: its time does not cut it off.
+        """
+        with stop_requested() as stopping:
+            if self._ends is not None and (when := self._ends.when()) is not None:
+                self._ends.reschedule(None)
+                asyncio.get_running_loop().call_at(when, stopping.set)
+            yield stopping
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the whole command; None without `--timeout`."""
+        if self._deadline is None:
+            return None
+        return max(0.0, self._deadline - asyncio.get_running_loop().time())
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time of the whole command is over."""
+        return self._deadline is not None and asyncio.get_running_loop().time() >= self._deadline
 
     def may(self, what: str) -> bool:
         """Whether the user consents to `what`, a sentence about the change.
@@ -290,8 +380,12 @@ def command(
     prints: type,
     changes: bool = False,
     is_hidden: bool = False,
+    former: Mapping[str, str] | None = None,
 ) -> Callable[[Work[P]], Work[P]]:
-    """Declare a coroutine as a command. `prints` is the class of the `--json` objects."""
+    """Declare a coroutine as a command. `prints` is the class of the `--json` objects.
+
+    `former` says what to write instead of former flags.
+    """
 
     def declare(work: Work[P]) -> Work[P]:
         shared = (_Consent, _Output, Connection) if changes else (_Output, Connection)
@@ -310,6 +404,7 @@ def command(
             examples=examples,
             prints=prints,
             is_hidden=is_hidden,
+            former=former,
         )
         return work
 
@@ -326,7 +421,7 @@ def _counting(parameters: Iterable[inspect.Parameter]) -> str | None:
         # Typer keeps the first name in place of the default.
         for flag in (about.default, *(about.param_decls or ()))
     ]
-    return next((flag for flag in ("--count", "--limit") if flag in flags), None)
+    return "--limit" if "--limit" in flags else None
 
 
 def _run(
@@ -341,9 +436,11 @@ def _run(
     printer = Printer(output.as_json, output.exact)
     try:
         engine = Engine(connection.client(counting))
-        settings = AdminSettings(timeout=connection.timeout)
+        settings = AdminSettings(timeout=connection.request_limit)
         with _audited(consent, printer), asyncio.Runner() as runner:
-            runner.run(_with_client(work, values, engine, settings, printer, consent))
+            runner.run(
+                _with_client(work, values, engine, settings, printer, consent, connection.limit)
+            )
     except (SettingError, MessageRefused) as error:
         raise Misused(str(error)) from error
     except BrokenPipeError as error:
@@ -358,13 +455,33 @@ async def _with_client(
     settings: AdminSettings,
     printer: Printer,
     consent: _Consent,
+    limit: float | None,
 ) -> None:
-    async with engine:
-        admin = AsyncAdmin.on(engine, settings)
-        try:
-            await work(Session(engine, admin, printer, consent.yes, consent.dry_run), **values)
-        except (TopicNotFound, GroupNotFound) as error:
-            raise await unknown(admin, error) from error
+    ends = asyncio.timeout(limit)
+    try:
+        async with engine, ends:
+            await _work(work, values, engine, settings, printer, consent, ends)
+    except TimeoutError as error:
+        if not ends.expired():
+            raise
+        raise CommandError(f"not finished within {limit:g} s, which --timeout allows") from error
+
+
+async def _work(
+    work: Work[...],
+    values: dict[str, Any],
+    engine: Engine,
+    settings: AdminSettings,
+    printer: Printer,
+    consent: _Consent,
+    ends: asyncio.Timeout,
+) -> None:
+    admin = AsyncAdmin.on(engine, settings)
+    session = Session(engine, admin, printer, consent.yes, consent.dry_run, ends.when(), ends)
+    try:
+        await work(session, **values)
+    except (TopicNotFound, GroupNotFound) as error:
+        raise await unknown(admin, error) from error
 
 
 @contextlib.contextmanager
@@ -460,13 +577,21 @@ def time_of(text: str | None, now: float, flag: str, also: str = "") -> float | 
     if text is None:
         return None
     with suppress(NotAllowed):
-        return now - duration_of(text)
+        return now - duration_of(text.removeprefix("-"))
     if text.strip().lower() == "now":
         return now
     try:
         return moment(text)
     except SettingError as error:
         raise Misused(f"{flag} must be {also}{_TIME}, got {text!r}") from error
+
+
+def position_of(text: str, now: float, flag: str) -> Position:
+    """A position in a queue. Raises `Misused`."""
+    try:
+        return position(text, flag, now=now)
+    except SettingError as error:
+        raise Misused(str(error)) from error
 
 
 def is_age(text: str) -> bool:

@@ -17,20 +17,29 @@ from typing import Annotated
 import typer
 
 from orbitmq.cli.application import section
-from orbitmq.cli.command import Queues, Session, Sql, Tags, TopicName, command, queues_of, time_of
+from orbitmq.cli.command import (
+    Queues,
+    Session,
+    Sql,
+    Tags,
+    TopicName,
+    command,
+    position_of,
+    queues_of,
+)
 from orbitmq.cli.main import CommandError, Misused
 from orbitmq.cli.messages import MessageRecord
 from orbitmq.cli.output import Printer
 from orbitmq.client.admin.messages import BodyForm, shown_body
-from orbitmq.client.consumer.progress import Begin, ConsumeFrom
 from orbitmq.client.errors import BadRequest, NoNameServer, QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
 from orbitmq.client.routes import Queue
-from orbitmq.client.signals import stop_requested, unless
+from orbitmq.client.signals import unless
 from orbitmq.console.words import several
 from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.names import TOOLS_GROUP
+from orbitmq.parsing import POSITIONS, Place, Position
 
 app = section("Print messages as they come.")
 
@@ -52,9 +61,10 @@ class Form(enum.StrEnum):
         "orbitmq consume orders",
         "orbitmq consume orders --follow --tags 'paid || refunded'",
         "orbitmq consume orders --from 2h --json | jq -r .body",
-        "orbitmq consume orders --group billing --count 10",
+        "orbitmq consume orders --group billing --limit 10",
     ),
     prints=MessageRecord,
+    former={"--count": "--limit", "-c": "--limit"},
 )
 async def consume(
     session: Session,
@@ -69,16 +79,16 @@ async def consume(
         str | None,
         typer.Option(
             "--from",
-            metavar="[begin|end|TIME]",
-            help="Where to begin; a group with progress goes on from there. By default at the "
-            "beginning, with --follow at the end.",
+            metavar="POSITION",
+            help=f"Where to begin: {POSITIONS}. A group with progress goes on from there. By "
+            "default earliest, with --follow latest.",
         ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
     ] = False,
     number: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="Messages to print.")
+        int | None, typer.Option("--limit", "-l", min=1, help="How many messages at most.")
     ] = None,
     queue: Queues = None,
     tags: Tags = None,
@@ -95,7 +105,9 @@ async def consume(
         raise Misused("--tags and --sql cannot be given together")
     if group is not None and queue:
         raise Misused("--queue and --group cannot be given together: a group shares the queues out")
-    start = _beginning(begin or ("end" if follow else "begin"), session.out.clock.now())
+    start = position_of(
+        begin or ("latest" if follow else "earliest"), session.out.clock.now(), "--from"
+    )
     await session.admin.topics.route(topic)
     show = Shown(session.out, form, headers)
     consumer = AsyncPullConsumer.on(
@@ -104,7 +116,7 @@ async def consume(
         polling=PollSettings(auto_commit=False),
         consume_from=start,
     )
-    with stop_requested() as stopping:
+    with session.stop_requested() as stopping:
         if group is not None:
             consumer.subscribe(topic, tags, sql=sql)
             async with consumer:
@@ -133,21 +145,12 @@ async def consume(
     session.out.note(several(printed, "message"))
 
 
-def _beginning(text: str, now: float) -> ConsumeFrom:
-    named = {"begin": ConsumeFrom.FIRST, "end": ConsumeFrom.LAST}.get(text)
-    if named is not None:
-        return named
-    return ConsumeFrom(Begin.TIME, time_of(text, now, "--from", "begin, end, "))
-
-
-async def _seek(consumer: AsyncPullConsumer, start: ConsumeFrom, ends: Mapping[Queue, int]) -> None:
+async def _seek(consumer: AsyncPullConsumer, start: Position, ends: Mapping[Queue, int]) -> None:
     """A progress store that ignores the progress of the tools' group."""
-    if start.time is not None:
-        await consumer.seek_to_time(start.time)
-    elif start.begin is Begin.FIRST:
-        await consumer.seek_to_begin()
-    else:
+    if start.place is Place.LATEST:
         await asyncio.gather(*(consumer.seek(queue, end) for queue, end in ends.items()))
+    else:
+        await asyncio.gather(*(consumer.seek(queue, start) for queue in consumer.assignment()))
 
 
 async def _looking(

@@ -45,6 +45,7 @@ from orbitmq.console.faults import (
 from orbitmq.console.history import WINDOW
 from orbitmq.console.pipelines import PipelineReport
 from orbitmq.console.words import Action, several
+from orbitmq.errors import install_command
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE
 
 
@@ -181,7 +182,7 @@ def workers(environment: Mapping[str, str]) -> Iterator[Fault]:
                 Check.WORKERS,
                 variable,
                 f"{variable} is {named}, which lacks a package: {said[1]}",
-                f"{named} -m pip install 'orbitmq[spark]', or {unset}",
+                f"{named} -m pip{install_command('spark').partition('pip')[2]}, or {unset}",
             )
 
 

@@ -16,9 +16,9 @@ from orbitmq.cli.command import (
     Queues,
     Session,
     command,
+    position_of,
     queues_of,
     seconds,
-    time_of,
     unknown,
 )
 from orbitmq.cli.main import FAILED, CommandError, Misused
@@ -51,7 +51,7 @@ from orbitmq.console.collect import BrokerTables, readers
 from orbitmq.console.resends import LaterAttempts, later_attempts
 from orbitmq.console.words import NOTHING, duration, several
 from orbitmq.names import dead_letter_topic, retry_topic
-from orbitmq.parsing import fill
+from orbitmq.parsing import POSITIONS, fill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -852,31 +852,28 @@ class MoveRecord:
     app,
     "reset",
     examples=(
-        "orbitmq group reset billing orders --to-time 2026-01-31T12:00:00 --dry-run",
-        "orbitmq group reset billing orders --to-time 2h",
-        "orbitmq group reset billing orders --to-begin --yes",
-        "orbitmq group reset billing orders --to-offset 1500 --queue broker-a:3",
+        "orbitmq group reset billing orders --to 2026-01-31T12:00 --dry-run",
+        "orbitmq group reset billing orders --to -2h",
+        "orbitmq group reset billing orders --to earliest --yes",
+        "orbitmq group reset billing orders --to 1500 --queue broker-a:3",
         "orbitmq group reset billing orders --by -100",
     ),
     prints=MoveRecord,
     changes=True,
+    former={
+        "--to-begin": "--to earliest",
+        "--to-end": "--to latest",
+        "--to-time": "--to",
+        "--to-offset": "--to",
+    },
 )
 async def reset(
     session: Session,
     group: GroupName,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Progress in this topic.")],
-    to_begin: Annotated[
-        bool, typer.Option("--to-begin", help="Everything that is still stored.")
-    ] = False,
-    to_end: Annotated[bool, typer.Option("--to-end", help="Nothing that is stored now.")] = False,
-    to_time: Annotated[
+    to: Annotated[
         str | None,
-        typer.Option(
-            "--to-time", metavar="TIME", help="What was stored from then on; a date, or 2h ago: 2h."
-        ),
-    ] = None,
-    to_offset: Annotated[
-        int | None, typer.Option("--to-offset", help="This offset in every queue concerned.")
+        typer.Option("--to", metavar="POSITION", help=f"{POSITIONS[0].upper()}{POSITIONS[1:]}."),
     ] = None,
     by: Annotated[
         int | None, typer.Option("--by", help="Messages forward, or back if negative.")
@@ -884,28 +881,13 @@ async def reset(
     queue: Queues = None,
 ) -> None:
     """Move a group's progress in a topic; its members may be online."""
-    ways = {
-        "--to-begin": to_begin or None,
-        "--to-end": to_end or None,
-        "--to-time": to_time,
-        "--to-offset": to_offset,
-        "--by": by,
-    }
-    given = [flag for flag, value in ways.items() if value is not None]
-    if len(given) != 1:
-        got = f"got {' and '.join(given)}" if given else "got none"
-        raise Misused(f"say where to with exactly one of {', '.join(ways)}; {got}")
-    if to_begin:
-        to = ResetTo.begin()
-    elif to_end:
-        to = ResetTo.end()
-    elif to_time is not None:
-        to = ResetTo.time(time_of(to_time, session.out.clock.now(), "--to-time") or 0.0)
-    elif to_offset is not None:
-        to = ResetTo.offset(to_offset)
-    else:
-        to = ResetTo.shift(by or 0)
-    plan = await session.admin.progress.plan_reset(group, topic, to, queues=queues_of(topic, queue))
+    if (to is None) == (by is None):
+        raise Misused(f"say where to with --to, which is {POSITIONS}, or with --by; give one")
+    now = session.out.clock.now()
+    target = ResetTo.shift(by or 0) if to is None else ResetTo.of(position_of(to, now, "--to"))
+    plan = await session.admin.progress.plan_reset(
+        group, topic, target, queues=queues_of(topic, queue)
+    )
     await _carry_out(session, (plan,))
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import ClassVar
 
-from orbitmq.errors import OrbitError
+from orbitmq.errors import OrbitError, install_command
 
 #: If set, an unexpected exception prints its traceback.
 TRACEBACK = "ORBITMQ_TRACEBACK"
@@ -45,7 +49,7 @@ def _run() -> None:
         if (error.name or "").startswith("orbitmq"):
             raise
         raise CommandError(
-            f"the command needs {error.name}, which is not installed; pip install 'orbitmq[broker]'"
+            f"the command needs {error.name}, which is not installed; {install_command('broker')}"
         ) from error
     app(prog_name="orbitmq")
 
@@ -79,8 +83,31 @@ def _end_quietly(code: int) -> None:
 
 
 def _end(sentence: str, code: int) -> None:
-    sys.stderr.write(f"orbitmq: {sentence}\n")
+    sys.stderr.write(f"orbitmq: {for_this_cluster(sentence, sys.argv)}\n")
     sys.exit(code)
+
+
+#: Commands in a sentence that ask a cluster.
+_commands = re.compile(
+    r"\borbitmq (?:(?:cluster|topic|group|message|dlq) [a-z]+|produce|consume|top|doctor|console)\b"
+)
+
+
+def for_this_cluster(sentence: str, words: Sequence[str]) -> str:
+    """A sentence whose commands name the cluster as the command line with these words does."""
+    flags: list[str] = []
+    for word, following in pairwise([*words, ""]):
+        if word == "--":
+            break
+        flag, equals, value = word.partition("=")
+        if flag in ("-n", "--name-server", "--context") and (value or following):
+            name = "--name-server" if flag == "-n" else flag
+            flags += [name, shlex.quote(value if equals else following)]
+        elif word.startswith("-n") and len(word) > 2:
+            flags += ["--name-server", shlex.quote(word[2:])]
+    if not flags or "--name-server" in sentence:
+        return sentence
+    return _commands.sub(lambda found: " ".join([found[0], *flags]), sentence)
 
 
 #: Something failed, is incomplete or ended unexpectedly.

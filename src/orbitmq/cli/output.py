@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
 
 import msgspec
 
+from orbitmq.cli.main import for_this_cluster
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.console.words import NOTHING, duration
 
@@ -90,7 +91,7 @@ class Printer:
 
     def note(self, text: str) -> None:
         """A note about the results, on standard error."""
-        sys.stderr.write(harmless(text) + "\n")
+        sys.stderr.write(harmless(for_this_cluster(text, sys.argv)) + "\n")
         sys.stderr.flush()
 
 

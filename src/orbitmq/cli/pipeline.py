@@ -43,7 +43,7 @@ from orbitmq.client.errors import GroupNotFound, TopicNotFound
 from orbitmq.client.settings import split_name_servers
 from orbitmq.client.signals import GracefulExit, Latch
 from orbitmq.console.words import NOTHING, duration, several, share
-from orbitmq.errors import BrokerRefused, OrbitError, SettingError
+from orbitmq.errors import BrokerRefused, OrbitError, SettingError, install_command
 from orbitmq.names import dead_letter_topic
 from orbitmq.parsing import fill
 from orbitmq.remoting.settings import parse_address
@@ -304,6 +304,7 @@ def run(
     definition, plan = _loaded(what)
     if connection.name_server is None and plan.name_server:
         connection = replace(connection, name_server=[plan.name_server])
+    connection = connection.resolved()
     called = name or plan.name or definition.name
     # A flag overrides the file, also when the two exclude each other.
     wanted_trigger = trigger if trigger is not None or once else plan.trigger
@@ -575,7 +576,7 @@ def with_spark() -> Iterator[None]:
         if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "py4j"):
             raise
         raise CommandError(
-            f"pipelines need {error.name}, which is not installed; pip install 'orbitmq[spark]'"
+            f"pipelines need {error.name}, which is not installed; {install_command('spark')}"
         ) from error
     except OrbitError as error:
         from orbitmq.spark.options import OptionRefused, SchemaRefused  # noqa: PLC0415
@@ -871,7 +872,7 @@ def check_names(connection: Connection, topics: Sequence[str], groups: Sequence[
 
 async def _check(connection: Connection, topics: Sequence[str], groups: Sequence[str]) -> None:
     async with Engine(connection.client()) as engine:
-        admin = AsyncAdmin.on(engine, AdminSettings(timeout=connection.timeout))
+        admin = AsyncAdmin.on(engine, AdminSettings(timeout=connection.request_limit))
         try:
             for topic in topics:
                 await admin.topics.get(topic)

@@ -24,6 +24,7 @@ from orbitmq.cli.command import (
     Session,
     TopicName,
     check_positive,
+    closest,
     command,
     is_age,
     queue_of,
@@ -32,11 +33,12 @@ from orbitmq.cli.command import (
 )
 from orbitmq.cli.main import FAILED, INTERRUPTED, CommandError, Misused
 from orbitmq.cli.output import rate as per_second
+from orbitmq.client.errors import TopicNotFound
 from orbitmq.client.message import Message
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.client.routes import Queue
-from orbitmq.client.signals import stop_requested, unless
+from orbitmq.client.signals import unless
 from orbitmq.console.words import duration, several
 from orbitmq.errors import MessageRefused, OrbitError
 from orbitmq.message.properties import RESERVED
@@ -69,14 +71,20 @@ class SentRecord:
     app,
     "produce",
     examples=(
-        "orbitmq produce orders 'hello' 'world' --key order-1 --tag paid",
+        "orbitmq produce orders 'hello' 'world' --keys order-1 --tag paid",
         "cat events.txt | orbitmq produce events --rate 100",
         "orbitmq produce events --file events.jsonl --input json",
-        "orbitmq produce load 'x' --count 10000",
+        "orbitmq produce load 'x' --limit 10000",
         "orbitmq message browse orders --limit 0 --json | orbitmq produce copy --input json",
     ),
     prints=SentRecord,
     changes=True,
+    former={
+        "--count": "--limit",
+        "-c": "--limit",
+        "--key": "--keys",
+        "--order-key": "--ordering-key",
+    },
 )
 async def produce(
     session: Session,
@@ -98,10 +106,13 @@ async def produce(
             "delay; whole: all of it one body.",
         ),
     ] = Input.LINES,
-    key: Annotated[
-        list[str] | None, typer.Option("--key", "-k", help="A business key; may be repeated.")
+    keys: Annotated[
+        list[str] | None,
+        typer.Option("--keys", "-k", help="What the message is looked up by; may be repeated."),
     ] = None,
-    tag: Annotated[str | None, typer.Option("--tag", "-t", help="The tag.")] = None,
+    tag: Annotated[
+        str | None, typer.Option("--tag", "--tags", "-t", help="What consumers filter by.")
+    ] = None,
     properties: Annotated[
         list[str] | None,
         typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated."),
@@ -112,8 +123,11 @@ async def produce(
     deliver_at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="Delivered at this time.")
     ] = None,
-    sharding_key: Annotated[
-        str | None, typer.Option("--order-key", help="Messages with the same key keep their order.")
+    ordering_key: Annotated[
+        str | None,
+        typer.Option(
+            "--ordering-key", help="Messages with the same key go to one queue, in their order."
+        ),
     ] = None,
     queue: Annotated[
         str | None, typer.Option("--queue", "-q", metavar="BROKER:ID", help="To this queue only.")
@@ -124,10 +138,10 @@ async def produce(
     number: Annotated[
         int | None,
         typer.Option(
-            "--count",
-            "-c",
+            "--limit",
+            "-l",
             min=1,
-            help="Messages in all; arguments are repeated.",
+            help="How many messages; arguments are repeated.",
         ),
     ] = None,
 ) -> None:
@@ -138,16 +152,15 @@ async def produce(
     defaults = Defaults(
         topic=topic,
         tags=tag,
-        keys=tuple(key or ()),
+        keys=tuple(keys or ()),
         properties=_properties(properties or []),
         delay=None if delay is None else seconds(delay, "--delay"),
         deliver_at=_delivery(deliver_at, session.out.clock.now()),
-        sharding_key=sharding_key,
+        ordering_key=ordering_key,
     )
     target = None if queue is None else queue_of(topic, queue)
-    # Sending would create a topic with a mistyped name.
-    await session.admin.topics.route(topic)
-    with stop_requested() as stopping:
+    await _note_new_topic(session, topic)
+    with session.stop_requested() as stopping:
         messages = _Messages(bodies or [], file, form, defaults, stopping).all(number)
         async with contextlib.aclosing(messages):
             if session.is_dry_run:
@@ -156,6 +169,16 @@ async def produce(
             async with AsyncProducer.on(session.engine) as producer:
                 lists = bool(bodies) and number is None
                 await _Sending(session, producer, target, rate, lists=lists).run(messages, stopping)
+
+
+async def _note_new_topic(session: Session, topic: str) -> None:
+    """Say that sending creates a topic, since its name may be mistyped."""
+    try:
+        await session.admin.topics.route(topic)
+    except TopicNotFound:
+        known = [each.name for each in await session.admin.topics.list()]
+        what = "would be created" if session.is_dry_run else "is new: the brokers create it"
+        session.out.note(f"orbitmq: topic {topic} {what}{closest(topic, known)}")
 
 
 def _delivery(text: str | None, now: float) -> float | None:
@@ -252,6 +275,7 @@ class _Sending:
         lists: bool,
     ) -> None:
         self._out = session.out
+        self._session = session
         self._producer = producer
         self._queue = queue
         self._pause = 0.0 if rate is None else 1 / rate
@@ -279,10 +303,16 @@ class _Sending:
         if self._untold is not None:
             raise self._untold
         took = clock.monotonic() - began
+        if not self._sent and self._problem is None and not stopping.is_set():
+            self._out.note("orbitmq: the input is empty: nothing was sent")
+            return
         speed = f", {per_second(self._sent / took)}/s" if took > 0 and self._sent > 1 else ""
         self._out.note(f"{several(self._sent, 'message')} sent in {duration(took)}{speed}")
         if self._problem is not None:
             self._out.note(f"orbitmq: {self._problem}")
+            raise typer.Exit(FAILED)
+        if self._session.is_late:
+            self._out.note("orbitmq: ended by --timeout")
             raise typer.Exit(FAILED)
         if stopping.is_set():
             raise typer.Exit(INTERRUPTED)
@@ -337,7 +367,7 @@ class Defaults:
     properties: Mapping[str, str] = field(default_factory=dict)
     delay: float | None = None
     deliver_at: float | None = None
-    sharding_key: str | None = None
+    ordering_key: str | None = None
 
     def message(self, body: bytes) -> Message:
         return Message(
@@ -348,7 +378,7 @@ class Defaults:
             properties=self.properties,
             delay=self.delay,
             deliver_at=self.deliver_at,
-            sharding_key=self.sharding_key,
+            ordering_key=self.ordering_key,
         )
 
 
@@ -362,9 +392,11 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     body: Any = None
     body_base64: str | None = None
     tags: str | None = None
+    tag: str | None = None
     keys: tuple[str, ...] | str = ()
     properties: dict[str, str] = {}
     delay: float | None = None
+    ordering_key: str | None = None
     sharding_key: str | None = None
     id: Any = None
     unique_id: Any = None
@@ -414,12 +446,12 @@ def _message(line: Line, defaults: Defaults) -> Message:
     return Message(
         defaults.topic,
         _body(line),
-        tags=line.tags or defaults.tags,
+        tags=line.tags or line.tag or defaults.tags,
         keys=line.keys or defaults.keys,
         properties={**defaults.properties, **own},
         delay=defaults.delay if line.delay is None else line.delay,
         deliver_at=defaults.deliver_at if line.delay is None else None,
-        sharding_key=line.sharding_key or defaults.sharding_key,
+        ordering_key=line.ordering_key or line.sharding_key or defaults.ordering_key,
     )
 
 

@@ -43,6 +43,7 @@ from orbitmq.cli.settings import (
 from orbitmq.client.settings import ClientSettings
 from orbitmq.client.signals import unless
 from orbitmq.cluster import Cluster
+from orbitmq.errors import install_command
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import Address, ListenFailed
@@ -665,7 +666,7 @@ def _factory(loop: Loop) -> Callable[[], asyncio.AbstractEventLoop]:
     except ImportError:
         if loop is Loop.UVLOOP:
             raise CommandError(
-                "run.loop is uvloop, which is not installed; pip install 'orbitmq[speed]'"
+                f"run.loop is uvloop, which is not installed; {install_command('speed')}"
             ) from None
         return asyncio.new_event_loop
     return uvloop.new_event_loop
@@ -871,7 +872,7 @@ def _maker(
         if (error.name or "").startswith("orbitmq"):
             raise
         raise CommandError(
-            f"the console needs {error.name}, which is not there; pip install 'orbitmq[console]'"
+            f"the console needs {error.name}, which is not there; {install_command('console')}"
         ) from error
 
     def make(name_server: str) -> ConsoleService:

@@ -35,7 +35,7 @@ from orbitmq.client.admin.cluster import ClusterStatus
 from orbitmq.client.admin.groups import GroupProgress, GroupSummary
 from orbitmq.client.admin.topics import NOT_LISTED, TopicKind, TopicStatus
 from orbitmq.client.errors import AdminError
-from orbitmq.client.signals import stop_requested, unless
+from orbitmq.client.signals import unless
 from orbitmq.clock import Clock
 from orbitmq.console.collect import BrokerTables, readers
 from orbitmq.console.history import WINDOW
@@ -297,6 +297,7 @@ _LINES = 60
         "orbitmq top --once --json | jq .in_rate",
     ),
     prints=FrameRecord,
+    former={"--count": "--limit", "-c": "--limit"},
 )
 async def top(
     session: Session,
@@ -311,7 +312,7 @@ async def top(
     ] = "2s",
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     number: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="Frames to show.")
+        int | None, typer.Option("--limit", "-l", min=1, help="How many frames.")
     ] = None,
 ) -> None:
     """Watch brokers, topics, groups and the owners of queues.
@@ -330,7 +331,7 @@ async def top(
     frames = Frames(session.admin, tables, session.out.clock, group)
     most = 1 if once else number
     out = session.out
-    with stop_requested() as stopping:
+    with session.stop_requested() as stopping:
         if out.is_terminal and not out.is_json and not once:
             await _on_screen(session, frames, stopping, pause, most)
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from orbitmq.errors import InvalidFilter, OrbitError
+from orbitmq.errors import InvalidFilter, OrbitError, install_command
 from orbitmq.javahash import java_hash
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def compile_filter(
         if missing.name != "lark":
             raise
         raise UnknownFilterType(
-            f"{SQL92} filters need a parser that is not installed: pip install 'orbitmq[broker]'"
+            f"{SQL92} filters need a parser that is not installed: {install_command('broker')}"
         ) from missing
     return compile_sql(expression or "", lenient=lenient)
 

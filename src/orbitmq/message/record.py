@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from orbitmq.errors import OrbitError
+from orbitmq.errors import OrbitError, install_command
 from orbitmq.javahash import java_hash
 
 if TYPE_CHECKING:
@@ -431,9 +431,7 @@ class CodecMissing(CompressionFailed):
     def __init__(self, codec: str, extra: str) -> None:
         self.codec = codec
         self.extra = extra
-        super().__init__(
-            f"{codec} bodies need a library; install it: pip install 'orbitmq[{extra}]'"
-        )
+        super().__init__(f"{codec} bodies need a library; install it: {install_command(extra)}")
 
 
 class PropertiesRefused(MessageError):

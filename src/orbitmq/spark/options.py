@@ -28,11 +28,11 @@ from orbitmq.client.ranges.connections import (
 )
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import split_name_servers
-from orbitmq.errors import InvalidFilter, NoRoute, OrbitError, SettingError
+from orbitmq.errors import InvalidFilter, NoRoute, OrbitError, SettingError, install_command
 from orbitmq.filter import SQL92, UnknownFilterType, compile_filter
 from orbitmq.filter.tags import parse_tags
 from orbitmq.names import TOOLS_GROUP, check_group, check_topic
-from orbitmq.parsing import NotAllowed, duration_of, instant_of, whole_of
+from orbitmq.parsing import NotAllowed, duration_of, instant_of, position, whole_of
 from orbitmq.spark.internals import WorkerFailed
 
 log = logging.getLogger(__name__)
@@ -210,6 +210,13 @@ class AtOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class AtOffset:
+    """One offset for all queues, within the bounds of each."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class AtTimes:
     """The first message stored at a time (seconds since the epoch) or later."""
 
@@ -220,18 +227,30 @@ class AtTimes:
     times: Mapping[Queue, float] = field(default_factory=dict)
 
 
-OffsetSpec: TypeAlias = Earliest | Latest | GroupProgress | AtOffsets | AtTimes
+OffsetSpec: TypeAlias = Earliest | Latest | GroupProgress | AtOffset | AtOffsets | AtTimes
 
 
 def _place(least: int, **words: OffsetSpec) -> Reader:
-    """A place by its word, or offsets by queue from `least` up, which have special meanings."""
+    """A position by word, time or offset; or offsets by queue from `least` up, as JSON."""
 
     def read(option: str, text: str) -> OffsetSpec:
         if text.lower() in words:
             return words[text.lower()]
-        if not text.startswith("{"):
-            raise OptionRefused(option, text, f"{', '.join(words)} or JSON")
-        return AtOffsets(_offsets(option, text, least), option)
+        if text.startswith("{"):
+            return AtOffsets(_offsets(option, text, least), option)
+        try:
+            found = position(text, option)
+        except SettingError:
+            found = None
+        if found is not None and found.time is not None:
+            return AtTimes(option, OnNoMatch.LATEST, found.time)
+        if found is not None and found.offset is not None:
+            return AtOffset(found.offset)
+        if found is not None and found.place.value in words:
+            return words[found.place.value]
+        named = ", ".join(words)
+        allowed = f"{named}, a time such as 2026-11-18T09:00 or -10m, an offset, or JSON"
+        raise OptionRefused(option, text, allowed)
 
     return read
 
@@ -932,8 +951,8 @@ class NoSpark(OrbitError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a Spark session needs pyspark, which is not installed; pip install 'orbitmq[spark]', "
-            "or 'orbitmq[spark-local]' with a Java"
+            "a Spark session needs pyspark, which is not installed; "
+            f"{install_command('spark')}, or with a Java: {install_command('spark-local')}"
         )
 
 

@@ -21,6 +21,7 @@ from orbitmq.errors import OrbitError
 from orbitmq.spark.options import (
     EARLIEST,
     LATEST,
+    AtOffset,
     AtOffsets,
     AtTimes,
     DataLost,
@@ -241,6 +242,9 @@ def resolve(
             without = [queue for queue, offset in known.items() if offset is None]
             found = {queue: offset for queue, offset in known.items() if offset is not None}
             return found | resolve(Earliest(), without, cluster)
+        case AtOffset(offset):
+            bounds = cluster.bounds(queues).or_raise()
+            return {queue: min(max(offset, at.low), at.high) for queue, at in bounds.items()}
         case AtOffsets(offsets, option):
             return _at_offsets(offsets, option, queues, cluster, seen)
         case AtTimes():

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orbitmq.errors import OrbitError
+from orbitmq.errors import OrbitError, install_command
 from orbitmq.spark.internals import QUIET_DAEMON, may_start_java, pyspark_features, start_gateway
 from orbitmq.spark.options import NoSpark
 
@@ -262,7 +262,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
         return carried
     raise NoJava(
         f"Spark needs Java {allowed} and found none ({seen}); "
-        "install one, or: pip install 'orbitmq[spark-local]'"
+        f"install one, or: {install_command('spark-local')}"
     )
 
 

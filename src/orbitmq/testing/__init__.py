@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from orbitmq.errors import OrbitError
+from orbitmq.errors import OrbitError, install_command
 
 if TYPE_CHECKING:
     from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster, MovableClock
@@ -36,7 +36,7 @@ class BrokerMissing(OrbitError):
         self.package = package
         super().__init__(
             f"an embedded cluster is a real broker, which needs {package}, which is not installed; "
-            "pip install 'orbitmq[broker]'"
+            f"{install_command('broker')}"
         )
 
 

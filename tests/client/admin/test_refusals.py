@@ -145,7 +145,7 @@ async def test_what_cannot_be_done_is_refused_with_what_is_allowed(shared, call,
         (lambda: ResetTo.time("yesterday"), SettingError, "the time of a reset"),
         (lambda: AdminSettings(at_once=0), SettingError, r"admin\.at_once"),
         (lambda: AdminSettings(timeout=0), SettingError, r"admin\.timeout"),
-        (lambda: ResetTo.of("earliest"), BadRequest, r'"first", "last", a time .*; got'),
+        (lambda: ResetTo.of("newest"), SettingError, "must be earliest, latest, a time .*, got"),
     ],
 )
 def test_wrong_values_are_refused_by_name(make, error, text):
@@ -159,6 +159,9 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
+        ("earliest", ResetTo.earliest()),
+        ("latest", ResetTo.latest()),
+        (1500, ResetTo.offset(1500)),
         ("first", ResetTo.begin()),
         ("Last", ResetTo.end()),
         ("begin", ResetTo.first()),

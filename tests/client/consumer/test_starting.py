@@ -7,6 +7,7 @@ nothing that is stored after its first look at a queue.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,19 +22,20 @@ from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.progress import (
-    Begin,
     BrokerProgress,
     ConsumeFrom,
     MemoryProgress,
     StartOffsets,
     consume_from,
     message_at,
+    wire_name,
 )
 from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, SettingError
+from orbitmq.parsing import Place
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -92,7 +94,7 @@ def starting(engine: Engine, begin: ConsumeFrom) -> StartOffsets:
 @pytest.mark.feature("G8")
 @pytest.mark.feature("F9")
 async def test_a_queue_without_progress_begins_where_the_table_says(engine, times):
-    a_time = ConsumeFrom(Begin.TIME, times[2])
+    a_time = ConsumeFrom(Place.TIME, times[2])
     begins = {
         begin: (
             await starting(engine, begin).offset(ORDINARY),
@@ -110,7 +112,7 @@ async def test_a_queue_without_progress_begins_where_the_table_says(engine, time
 async def test_progress_comes_before_every_rule(engine, times):
     progress = MemoryProgress({ORDINARY: 3, OF_RETRY: 0})
 
-    for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Begin.TIME, times[2])):
+    for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Place.TIME, times[2])):
         start = StartOffsets(engine, progress, begin)
         assert (await start.offset(ORDINARY), await start.offset(OF_RETRY)) == (3, 0)
 
@@ -137,7 +139,7 @@ async def test_a_time_is_the_first_message_at_or_after_it(cluster, engine, times
         (ConsumeFrom.LAST, RequestCode.QUERY_CONSUMER_OFFSET),
         (ConsumeFrom.LAST, RequestCode.GET_MAX_OFFSET),
         (ConsumeFrom.FIRST, RequestCode.GET_MIN_OFFSET),
-        (ConsumeFrom(Begin.TIME, 0.0), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP),
+        (ConsumeFrom(Place.TIME, 0.0), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP),
     ],
 )
 async def test_a_request_that_is_refused_is_an_error(cluster, engine, begin, code):
@@ -199,15 +201,21 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("last", ConsumeFrom.LAST),
+        ("latest", ConsumeFrom.LATEST),
+        ("last", ConsumeFrom.LATEST),
+        ("End", ConsumeFrom.LATEST),
         ("CONSUME_FROM_LAST_OFFSET", ConsumeFrom.LAST),
-        ("first", ConsumeFrom.FIRST),
+        ("earliest", ConsumeFrom.EARLIEST),
+        ("first", ConsumeFrom.EARLIEST),
+        ("begin", ConsumeFrom.EARLIEST),
         ("CONSUME_FROM_FIRST_OFFSET", ConsumeFrom.FIRST),
         (ConsumeFrom.FIRST, ConsumeFrom.FIRST),
-        (NOON, ConsumeFrom(Begin.TIME, NOON.timestamp())),
-        (1, ConsumeFrom(Begin.TIME, 1.0)),
+        (NOON, ConsumeFrom(Place.TIME, NOON.timestamp())),
+        (1.0, ConsumeFrom(Place.TIME, 1.0)),
+        (1500, ConsumeFrom(Place.OFFSET, offset=1500)),
+        ("1500", ConsumeFrom(Place.OFFSET, offset=1500)),
         # As Java reads it: in local time.
-        ("20260131120001", ConsumeFrom(Begin.TIME, datetime(2026, 1, 31, 12, 0, 1).timestamp())),  # noqa: DTZ001
+        ("20260131120001", ConsumeFrom(Place.TIME, datetime(2026, 1, 31, 12, 0, 1).timestamp())),  # noqa: DTZ001
     ],
 )
 def test_a_start_is_given_in_every_form_that_users_know(given, expected):
@@ -215,17 +223,24 @@ def test_a_start_is_given_in_every_form_that_users_know(given, expected):
 
 
 @pytest.mark.parametrize(
-    "given", ["", "latest", "20261331120000", "2026", None, True, float("nan"), timedelta(1)]
+    "given", ["", "newest", "20261331120000", -1, "-1", None, True, float("nan"), 1_700_000_000]
 )
 def test_a_wrong_start_is_refused_by_name(given):
-    with pytest.raises(SettingError, match="begin_at must be"):
+    with pytest.raises(SettingError, match="begin_at"):
         consume_from(given, "begin_at")
 
 
-def test_heartbeats_name_the_rule_as_apache_does():
-    rules = (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Begin.TIME, 0.0))
+@pytest.mark.parametrize("ago", ["-10m", "10m", timedelta(minutes=10), timedelta(minutes=-10)])
+def test_an_age_counts_back_from_now(ago):
+    found = consume_from(ago)
 
-    assert [each.wire_name for each in rules] == [
+    assert found.time == pytest.approx(time.time() - 600, abs=5)
+
+
+def test_heartbeats_name_the_rule_as_apache_does():
+    rules = (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Place.TIME, 0.0))
+
+    assert [wire_name(each) for each in rules] == [
         ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,

@@ -31,6 +31,7 @@ from orbitmq.client.admin.topics import AsyncTopics, Permission
 from orbitmq.client.errors import AdminError, BadRequest, GroupNotFound, TopicNotFound
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.errors import install_command
 from orbitmq.message.properties import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
@@ -374,7 +375,7 @@ def _arrow() -> ModuleType:
         import pyarrow as pa  # noqa: PLC0415  # an extra
     except ImportError as error:
         raise AdminError(
-            "Parquet files need pyarrow; install it: pip install 'orbitmq[arrow]'"
+            f"Parquet files need pyarrow; install it: {install_command('arrow')}"
         ) from error
     module: ModuleType = pa
     return module

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import msgspec
 
@@ -28,9 +26,9 @@ from orbitmq.client.admin.topics import TopicQueries
 from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective, QueueNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
-from orbitmq.errors import BrokerRefused, NotSupported, SettingError
+from orbitmq.errors import BrokerRefused, NotSupported
 from orbitmq.names import check_group, check_topic, is_retry_topic
-from orbitmq.parsing import LARGEST_LONG, Moment, moment, whole
+from orbitmq.parsing import LARGEST_LONG, AnyPosition, Moment, Place, moment, position, whole
 from orbitmq.wire.bodies import KVTable, SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import ResetOffsetRequest, UpdateConsumerOffsetRequest
@@ -64,7 +62,7 @@ class _Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetTo:
-    """The target of a reset. Made by `begin()`, `end()`, `time()`, `offset()` and so on."""
+    """The target of a reset. Made by `earliest()`, `latest()`, `time()`, `offset()` and so on."""
 
     kind: _Kind
     at: float = 0.0
@@ -72,44 +70,32 @@ class ResetTo:
     offsets: Mapping[Queue, int] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def begin(cls) -> ResetTo:
+    def earliest(cls) -> ResetTo:
         """The beginning of each queue."""
         return cls(_Kind.BEGIN)
 
     @classmethod
-    def end(cls) -> ResetTo:
+    def latest(cls) -> ResetTo:
         """The end of each queue."""
         return cls(_Kind.END)
 
-    @classmethod
-    def first(cls) -> ResetTo:
-        """`begin()` by the name that consumers use."""
-        return cls.begin()
+    begin = first = earliest
+    end = last = latest
 
     @classmethod
-    def last(cls) -> ResetTo:
-        """`end()` by the name that consumers use."""
-        return cls.end()
+    def of(cls, wanted: ResetTo | AnyPosition) -> ResetTo:
+        """The target for "earliest", "latest", a time, an offset or a `ResetTo`.
 
-    @classmethod
-    def of(cls, wanted: ResetTo | datetime | str) -> ResetTo:
-        """The target for "first", "last", a time or a `ResetTo`.
-
-        A bare number is ambiguous (offset or time). Raises `BadRequest` with what is allowed.
+        Raises `SettingError` with what is allowed.
         """
         if isinstance(wanted, ResetTo):
             return wanted
-        words = {"first": cls.begin, "begin": cls.begin, "last": cls.end, "end": cls.end}
-        if isinstance(wanted, str) and (made := words.get(wanted.strip().lower())):
-            return made()
-        if isinstance(wanted, datetime | str):
-            with contextlib.suppress(SettingError):
-                return cls.time(wanted)
-        raise BadRequest(
-            'a reset goes to "first", "last", a time (a datetime, or a text like '
-            "2026-01-31T23:59:59), or what ResetTo makes: offset(), by_queue(), shift() and so on; "
-            f"got {wanted!r}"
-        )
+        to = position(wanted, "the target of a reset")
+        if to.offset is not None:
+            return cls.offset(to.offset)
+        if to.time is not None:
+            return cls.time(to.time)
+        return cls.earliest() if to.place is Place.EARLIEST else cls.latest()
 
     @classmethod
     def time(cls, at: Moment) -> ResetTo:
@@ -331,13 +317,13 @@ class AsyncProgress:
         self,
         group: str,
         topic: str,
-        to: ResetTo | datetime | str,
+        to: ResetTo | AnyPosition,
         *,
         queues: Collection[Queue] | None = None,
     ) -> ResetPlan:
         """The plan of a reset, queue by queue; changes nothing.
 
-        `to` is "first", "last", a time or a `ResetTo`; `queues` limits it to some. Raises
+        `to` is "earliest", "latest", a time, an offset or a `ResetTo`; `queues` limits it. Raises
         `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, and `BadRequest` for an offset that a
         queue does not have.
         """
@@ -369,7 +355,7 @@ class AsyncProgress:
         Messages in the retry topic are kept, unless `retries`.
         """
         topics = [topic] if topic is not None else await self._consumed(group, retries=retries)
-        end = ResetTo.end()
+        end = ResetTo.latest()
         return tuple([await self.plan_reset(group, each, end) for each in topics])
 
     async def plan_clone(
@@ -441,11 +427,11 @@ class AsyncProgress:
         self,
         group: str,
         topic: str,
-        to: ResetTo | datetime | str,
+        to: ResetTo | AnyPosition,
         *,
         queues: Collection[Queue] | None = None,
     ) -> ResetReport:
-        """Plan and apply in one step: `to` "first", "last", a time or a `ResetTo`.
+        """Plan and apply in one step: `to` "earliest", "latest", a time, an offset or a `ResetTo`.
 
         Raises what `plan_reset` and `apply` raise.
         """

@@ -43,6 +43,7 @@ from orbitmq.client.consumer.progress import (
     LocalFileProgress,
     guarded,
     progress_path,
+    wire_name,
 )
 from orbitmq.client.consumer.progress import (
     consume_from as beginning,
@@ -97,8 +98,8 @@ class OptionArguments(TypedDict, total=False):
     model: Literal["clustering", "broadcasting"]
     #: Consume each queue in order.
     ordered: bool
-    #: Where a group without progress begins: "last" (only messages from now on, the default),
-    #: "first", or a time.
+    #: Where a group without progress begins: "latest" (only messages from now on, the default),
+    #: "earliest", a time ("2026-11-18T09:00", "-10m", a datetime), or an offset.
     consume_from: Beginning
     workers: int | None
     batch_size: int | None
@@ -681,7 +682,7 @@ class GroupMember(ABC):
             group_name=self.group,
             consume_type=ConsumeType.CONSUME_PASSIVELY,
             message_model=self.options.model,
-            consume_from_where=self.options.consume_from.wire_name,
+            consume_from_where=wire_name(self.options.consume_from),
             subscription_data_set=self.subscriptions.to_data(),
         )
 
@@ -699,7 +700,7 @@ class GroupMember(ABC):
             group=self.group,
             name_servers=self.engine.settings.name_servers,
             model=options.model,
-            begins=options.consume_from.wire_name,
+            begins=wire_name(options.consume_from),
             strategy=name_of(options.strategy),
             is_ordered=options.ordered,
             started_at=self._started_at,
@@ -1147,7 +1148,7 @@ class ConsumerOptions:
 
     model: MessageModel = MessageModel.CLUSTERING
     ordered: bool = False
-    consume_from: ConsumeFrom = ConsumeFrom.LAST
+    consume_from: ConsumeFrom = ConsumeFrom.LATEST
     strategy: Strategy = field(default_factory=Averagely)
     #: The application's own store; None: the broker, or a local file for broadcasting.
     progress: ProgressStore | None = None

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import enum
 import inspect
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from msgspec import field
 
@@ -34,7 +31,7 @@ from orbitmq.errors import BrokerRefused, ClientError, OrbitError, SettingError
 from orbitmq.logonce import LogOncePerOutage
 from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.names import is_retry_topic
-from orbitmq.parsing import Instant, epoch, moment
+from orbitmq.parsing import AnyPosition, Place, Position, position
 from orbitmq.remoting.settings import ConnectFailed, RemotingError
 from orbitmq.wire.bodies import ConsumeFromWhere, MessageQueue
 from orbitmq.wire.codes import BodyError, RequestCode, ResponseCode
@@ -811,77 +808,38 @@ def look(
 #
 # | no progress, `consume_from` | ordinary topic          | retry topic |
 # |-----------------------------|-------------------------|-------------|
-# | last (the default)          | the end                 | 0           |
-# | first                       | the first message       | 0           |
+# | latest (the default)        | the end                 | 0           |
+# | earliest                    | the first message       | 0           |
 # | a time                      | the first at or after it| the end     |
+# | an offset                   | it, within its bounds   | 0           |
 #
 # A retry topic begins at 0 because all its messages are the group's own. With a time it begins at
 # the end, as with Apache: clients of one group must not begin at different places.
 
 
-class Begin(enum.Enum):
-    """A place in a queue."""
+#: Where a group without progress begins; without effect on a queue that has progress.
+ConsumeFrom: TypeAlias = Position
 
-    LAST = "last"
-    FIRST = "first"
-    TIME = "time"
+#: What users may give: "latest", "earliest", a time, or an offset.
+Beginning: TypeAlias = AnyPosition
 
-
-@dataclass(frozen=True, slots=True)
-class ConsumeFrom:
-    """Where a group without progress begins; without effect on a queue that has progress."""
-
-    begin: Begin
-    time: float | None = None  #: seconds since the epoch
-
-    LAST: ClassVar[ConsumeFrom]
-    FIRST: ClassVar[ConsumeFrom]
-
-    @property
-    def wire_name(self) -> ConsumeFromWhere:
-        """The name in heartbeats."""
-        return _WIRE_NAMES[self.begin]
-
-    def __str__(self) -> str:
-        return self.begin.value if self.time is None else f"time {self.time:.3f}"
-
-
-ConsumeFrom.LAST = ConsumeFrom(Begin.LAST)
-ConsumeFrom.FIRST = ConsumeFrom(Begin.FIRST)
-
-_WIRE_NAMES: Mapping[Begin, ConsumeFromWhere] = {
-    Begin.LAST: ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-    Begin.FIRST: ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-    Begin.TIME: ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
+_WIRE_NAMES: Mapping[Place, ConsumeFromWhere] = {
+    Place.LATEST: ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    Place.EARLIEST: ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    Place.TIME: ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
+    # RocketMQ has no name for it.
+    Place.OFFSET: ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
 }
 
-#: What users may pass: a `ConsumeFrom`, "last", "first", or a time.
-Beginning: TypeAlias = ConsumeFrom | str | Instant
 
-_NAMES: Mapping[str, ConsumeFrom] = {
-    "last": ConsumeFrom.LAST,
-    "first": ConsumeFrom.FIRST,
-    ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET.value: ConsumeFrom.LAST,
-    ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET.value: ConsumeFrom.FIRST,
-}
-_JAVA_TIME = re.compile(r"[0-9]{14}")
+def wire_name(begin: ConsumeFrom) -> ConsumeFromWhere:
+    """The name in heartbeats."""
+    return _WIRE_NAMES[begin.place]
 
 
 def consume_from(given: Beginning, name: str = "consume_from") -> ConsumeFrom:
-    """A `ConsumeFrom` from user input; 14 digits are a local time, yyyyMMddHHmmss."""
-    if isinstance(given, ConsumeFrom):
-        return given
-    if not isinstance(given, str):
-        return ConsumeFrom(Begin.TIME, epoch(given, name))
-    if (named := _NAMES.get(given)) is not None:
-        return named
-    if _JAVA_TIME.fullmatch(given):
-        with suppress(SettingError):
-            return ConsumeFrom(Begin.TIME, moment(given))
-    raise SettingError(
-        f"{name} must be 'last', 'first', a time as yyyyMMddHHmmss, a datetime or seconds since "
-        f"the epoch, got {given!r}"
-    )
+    """Where a group without progress begins, from user input."""
+    return position(given, name)
 
 
 class StartOffsets:
@@ -894,7 +852,7 @@ class StartOffsets:
     """
 
     def __init__(
-        self, engine: Engine, progress: ProgressStore, begin: ConsumeFrom = ConsumeFrom.LAST
+        self, engine: Engine, progress: ProgressStore, begin: ConsumeFrom = ConsumeFrom.LATEST
     ) -> None:
         self._engine = engine
         self._progress = progress
@@ -963,14 +921,17 @@ class StartOffsets:
             return await end_offset(self._engine, queue)
         if is_retry_topic(queue.topic):
             return 0
-        if self._begin.begin is Begin.FIRST:
+        if self._begin.place is Place.EARLIEST:
             return await self._first(queue)
+        if self._begin.offset is not None:
+            first = await self._first(queue)
+            return min(max(self._begin.offset, first), await end_offset(self._engine, queue))
         return await offset_at(self._engine, queue, self._begin.time or 0.0)
 
     def _is_at_end(self, queue: Queue) -> bool:
         """Whether a queue without progress begins at its end."""
-        ends = Begin.TIME if is_retry_topic(queue.topic) else Begin.LAST
-        return self._begin.begin is ends
+        ends = Place.TIME if is_retry_topic(queue.topic) else Place.LATEST
+        return self._begin.place is ends
 
     async def _first(self, queue: Queue) -> int:
         try:

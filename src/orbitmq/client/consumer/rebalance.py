@@ -79,7 +79,7 @@ class Rebalancer:
         puller: QueueSource,
         consumption: Draining,
         strategy: Strategy | None = None,
-        consume_from: ConsumeFrom = ConsumeFrom.LAST,
+        consume_from: ConsumeFrom = ConsumeFrom.LATEST,
         is_broadcasting: bool = False,
         locks: QueueLocks | None = None,
         settings: RebalanceSettings | None = None,

@@ -43,6 +43,7 @@ from orbitmq.client.pullconsumer.core import (
     Find,
     PullCore,
     Trouble,
+    at_position,
     at_time,
     find_offsets,
     lags,
@@ -52,7 +53,7 @@ from orbitmq.client.routes import Queue, each_queue
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import NotRunning, OrbitError, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group, wrap_topic
-from orbitmq.parsing import Duration, Fields, Instant, instance, seconds
+from orbitmq.parsing import AnyPosition, Duration, Fields, Instant, instance, position, seconds
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.pull import PullDelay
@@ -69,7 +70,8 @@ class PullOptions(TypedDict, total=False):
     """The options of a pull consumer beside its client."""
 
     polling: PollSettings | None
-    #: Where a queue without a committed offset begins: "last" (the default), "first", or a time.
+    #: Where a queue without a committed offset begins: "latest" (the default), "earliest", a time
+    #: ("2026-11-18T09:00", "-10m", a datetime), or an offset.
     consume_from: Beginning
     strategy: Strategy | str
     rebalance: RebalanceSettings | None
@@ -199,7 +201,7 @@ class AsyncPullConsumer:
             self.settings,
             owns_engine=owns_engine,
             strategy=strategy_named(options.get("strategy", "AVG"), "strategy"),
-            begin=consume_from(options.get("consume_from", "last")),
+            begin=consume_from(options.get("consume_from", "latest")),
             rebalance=options.get("rebalance"),
             listener=options.get("on_assignment"),
         )
@@ -419,9 +421,15 @@ class AsyncPullConsumer:
         """The offset that the next poll of a queue begins with. Raises `QueueNotAssigned`."""
         return self._core.position(self._known(queue))
 
-    async def seek(self, queue: Queue, offset: int) -> None:
-        """Continue from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
-        await self._core.seek({self._known(queue): offset})
+    async def seek(self, queue: Queue, offset: int | AnyPosition) -> None:
+        """Continue from this offset, or from "earliest", "latest" or a time as `consume_from` has.
+
+        Raises `QueueNotAssigned` or `OffsetOutOfRange`.
+        """
+        if isinstance(offset, int) and not isinstance(offset, bool):
+            await self._core.seek({self._known(queue): offset})
+        else:
+            await self._seek_to((queue,), at_position(position(offset, "seek")))
 
     async def seek_to_begin(self, *queues: Queue) -> None:
         """Continue from the first stored message, in all assigned queues or in these."""

@@ -23,6 +23,7 @@ from orbitmq.client.consumer.progress import (
     end_offset,
     first_offset,
     offset_at,
+    wire_name,
 )
 from orbitmq.client.consumer.pull import Puller, is_access_denied
 from orbitmq.client.consumer.rebalance import Rebalancer
@@ -41,7 +42,7 @@ from orbitmq.errors import (
     SettingError,
     WrongUse,
 )
-from orbitmq.parsing import Instant, epoch, whole
+from orbitmq.parsing import Instant, Place, Position, epoch, whole
 from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class PullCore:
             group_name=self.group,
             consume_type=ConsumeType.CONSUME_ACTIVELY,
             message_model=MessageModel.CLUSTERING,
-            consume_from_where=self._begin.wire_name,
+            consume_from_where=wire_name(self._begin),
             subscription_data_set=self.subscriptions.to_data() if is_shared else (),
         )
 
@@ -778,6 +779,21 @@ Find: TypeAlias = Callable[[Engine, Queue], Awaitable[int]]
 
 FIRST: Find = first_offset
 END: Find = end_offset
+
+
+def at_position(to: Position) -> Find:
+    """Where a position is in each queue, within the queue's bounds."""
+    if to.offset is not None:
+        wanted = to.offset
+
+        async def within(engine: Engine, queue: Queue) -> int:
+            first, end = await first_offset(engine, queue), await end_offset(engine, queue)
+            return min(max(wanted, first), end)
+
+        return within
+    if to.time is not None:
+        return at_time(to.time)
+    return FIRST if to.place is Place.EARLIEST else END
 
 
 def at_time(time: Instant) -> Find:

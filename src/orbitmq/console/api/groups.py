@@ -25,6 +25,7 @@ from orbitmq.console.state import ConsoleState, Planned, actor_of, state_of
 from orbitmq.console.words import Action, several
 from orbitmq.errors import OrbitError
 from orbitmq.names import is_retry_topic
+from orbitmq.parsing import Place, Position, position
 
 _COLUMNS = (
     "name", "pace", "lag", "lag_seconds", "in_rate", "out_rate", "members", "dead_letters",
@@ -292,8 +293,8 @@ class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     action: str
     group: str
     topic: str | None = None
-    #: Of a reset: `begin`, `end`, `time`, `offset` or `shift`.
-    to: str = "end"
+    #: Of a reset: `shift`, `time`, `offset`, or any position: `earliest`, `latest`, `-10m`, `1500`.
+    to: str = "latest"
     time: str | float | None = None
     number: int | None = None
     #: `broker-a:3`; none: all queues.
@@ -345,21 +346,19 @@ async def _planned(state: ConsoleState, move: MoveRequest) -> tuple[tuple[ResetP
 def _target(move: MoveRequest) -> tuple[ResetTo, dict[str, Any]]:
     """The target of a reset, and the options of the command."""
     match move.to:
-        case "begin":
-            return ResetTo.begin(), {"to_begin": True}
-        case "end":
-            return ResetTo.end(), {"to_end": True}
         case "time":
             if move.time is None:
                 raise BadInput("a reset to a time needs one")
             to = ResetTo.time(move.time)
-            return to, {"to_time": str(move.time)}
+            written = move.time if isinstance(move.time, str) else Position(Place.TIME, move.time)
+            return to, {"to": str(written)}
         case "offset":
-            return ResetTo.offset(_number(move)), {"to_offset": move.number}
+            return ResetTo.offset(_number(move)), {"to": _number(move)}
         case "shift":
             return ResetTo.shift(_number(move)), {"by": move.number}
         case _:
-            raise BadInput(f"to must be begin, end, time, offset or shift, got {move.to[:40]!r}")
+            found = position(move.to[:40], "to")
+            return ResetTo.of(found), {"to": str(found) if found.time is None else move.to}
 
 
 def _number(move: MoveRequest) -> int:

@@ -242,7 +242,7 @@ async def send(request: Request) -> Response:
         wanted.topic,
         wanted.body,
         tag=wanted.tags or None,
-        key=wanted.keys,
+        keys=wanted.keys,
         property=wanted.properties,
         delay=f"{wanted.delay:g}s" if wanted.delay else None,
     )

@@ -69,7 +69,7 @@ def consume(
     tls: ClientTls | None = None,
     namespace: str | None = None,
     ordered: bool = False,
-    consume_from: Beginning = "last",
+    consume_from: Beginning = "latest",
     workers: int | None = None,
     batch_size: int | None = None,
     max_retries: int | None = None,

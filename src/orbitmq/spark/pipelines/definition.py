@@ -186,7 +186,7 @@ Group: TypeAlias = Annotated[
 ]
 Tags: TypeAlias = Annotated[str | None, "Only messages with one of these tags, as in a || b."]
 Start: TypeAlias = Annotated[
-    str, "Where the first run begins: earliest, latest, group, or an ISO time with its zone."
+    str, "Where the first run begins: earliest, latest, group, a time or an offset."
 ]
 Most: TypeAlias = Annotated[int | None, "Messages that one batch takes at most."]
 
@@ -194,14 +194,7 @@ Most: TypeAlias = Annotated[int | None, "Messages that one batch takes at most."
 def wanted(start: str, tags: str | None, max_per_batch: int | None) -> dict[str, str]:
     """These options as options of the source, which checks them."""
     options = {}
-    if start.lower() in ("earliest", "latest", "group"):
-        options["startingOffsets"] = start
-    else:
-        options |= {
-            "startingTimestamp": start,
-            # A time without younger messages is a valid start.
-            "startingOffsetsByTimestampStrategy": "latest",
-        }
+    options["startingOffsets"] = start
     if tags is not None:
         options["subExpression"] = tags
     if max_per_batch is not None:

@@ -5,7 +5,7 @@ import { act, card, command, field, head, problem, readOnlyNote, suggestions, ta
 import { auditTable } from "./audit.js";
 
 const ACTIONS = [["reset", "Go to another place"], ["skip", "Skip what waits"], ["clone", "Copy from another group"]];
-const PLACES = [["begin", "the beginning"], ["end", "the end"], ["time", "a time"], ["offset", "an offset"], ["shift", "back or forward"]];
+const PLACES = [["earliest", "the earliest message"], ["latest", "the latest: the end"], ["time", "a time"], ["offset", "an offset"], ["shift", "back or forward"]];
 
 /** Move a group's progress: a plan first, then exactly that plan. */
 export async function progress({ query }) {
