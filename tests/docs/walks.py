@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from orbitmq import Consumer, Message, Producer, Retry
+from orbitmq import Consumer, Producer, ReceivedMessage, Retry
 from orbitmq.spark.source import RocketMQSource
 from orbitmq.testing import EmbeddedCluster
 
@@ -136,7 +136,7 @@ def pull(trace: Trace) -> None:
         consumer = Consumer("g", name_server=name_server, consume_from="first")
 
         @consumer.on(TOPIC)
-        def handle(message: Message) -> None:
+        def handle(message: ReceivedMessage) -> None:
             (handled if message.body == b"one" else began).set()
 
         with Sender(name_server) as sender, consumer:
@@ -157,7 +157,7 @@ def failure(trace: Trace) -> None:
         )
 
         @consumer.on(TOPIC)
-        def handle(message: Message) -> None:
+        def handle(message: ReceivedMessage) -> None:
             if message.body == b"before":
                 return
             failed.release()

@@ -670,7 +670,7 @@ def _with_held(outcome: Outcome, delivery: Delivery) -> Outcome:
         outcome,
         failed=[*outcome.failed, *held],
         failure=outcome.failure or Failure(reason=HELD),
-        held=held,
+        held=[*outcome.held, *held],
         hold=delivery.hold_seconds,
     )
 

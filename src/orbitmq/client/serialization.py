@@ -7,10 +7,11 @@ is never imported here.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import Any, Final, Protocol, TypeAlias, get_args
+from typing import Annotated, Any, Final, Protocol, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec.inspect import CustomType, StructType, type_info
@@ -201,9 +202,14 @@ def one_line(error: BaseException) -> str:
 
 # ---- types
 
+#: Where msgspec notes the fields of a dataclass, a TypedDict or a named tuple.
+_NOTED: Final = "__msgspec_cache__"
+
 
 def shown(kind: Any) -> str:
     """A type as people write it."""
+    if get_origin(kind) is Annotated:
+        return shown(get_args(kind)[0])
     return kind.__qualname__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
@@ -212,6 +218,45 @@ def structs_in(kind: Any) -> Iterator[type]:
     for part in _parts(_described(kind), set()):
         if isinstance(part, StructType):
             yield part.cls
+
+
+def before_pickling(kind: Any) -> None:
+    """Ready the classes of a type for another process, which gets them by value.
+
+    What msgspec notes in them cannot be pickled, and names in their annotations mean nothing there.
+    """
+    for cls in tuple(_classes(kind)):
+        if is_by_value(cls) and not hasattr(cls, _PYDANTIC):
+            own = cls.__annotations__
+            found = get_type_hints(cls, include_extras=True)
+            own.update({name: found[name] for name in own})
+        _forget(cls)
+
+
+def after_pickling(kind: Any) -> None:
+    """Repair dataclasses that were pickled by value: their marks of no default are copies."""
+    for cls in tuple(_classes(kind)):
+        for each in vars(cls).get("__dataclass_fields__", {}).values():
+            for name in ("default", "default_factory", "kw_only"):
+                if type(getattr(each, name)).__name__ == type(dataclasses.MISSING).__name__:
+                    setattr(each, name, dataclasses.MISSING)
+        _forget(cls)
+
+
+def _forget(cls: type) -> None:
+    if _NOTED in vars(cls):
+        delattr(cls, _NOTED)
+
+
+def is_by_value(cls: type) -> bool:
+    """Whether no other process can import a class."""
+    return cls.__module__ == "__main__" or "<locals>" in cls.__qualname__
+
+
+def _classes(kind: Any) -> Iterator[type]:
+    for part in _parts(_described(kind), set()):
+        if isinstance(cls := getattr(part, "cls", None), type):
+            yield cls
 
 
 def _check_decodable(kind: Any) -> None:

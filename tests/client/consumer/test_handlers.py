@@ -34,7 +34,7 @@ from tests.support.consuming import GROUP, QUEUE, called, consuming, received, u
 
 if TYPE_CHECKING:
     # Not there when the program runs: annotations that cannot be evaluated.
-    from orbitmq.client.message import ReceivedMessage as OnlyForTypes
+    from orbitmq.client import message as only_for_types
 
 MESSAGES = [received(offset) for offset in range(3)]
 RETRY, SUCCESS = Verdict.RETRY, Verdict.SUCCESS
@@ -55,7 +55,7 @@ def many(messages: list[ReceivedMessage]) -> None: ...
 def sequence(messages: Sequence[ReceivedMessage]) -> None: ...
 
 
-def hidden(messages: list[OnlyForTypes]) -> None: ...
+def hidden(messages: list[only_for_types.ReceivedMessage]) -> None: ...
 
 
 def generator(message: ReceivedMessage) -> Iterator[int]:
@@ -84,7 +84,7 @@ class Methods:
         (Methods().one, "Methods.one", 1, False),
         (Methods().many, "Methods.many", DEFAULT_BATCH, False),
         (Methods(), "Methods", DEFAULT_BATCH, True),
-        (functools.partial(Methods()), "partial", 1, True),
+        (functools.partial(Methods()), "partial", DEFAULT_BATCH, True),
         (print, "print", 1, False),
     ],
 )

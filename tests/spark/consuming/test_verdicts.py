@@ -266,7 +266,7 @@ def test_what_cannot_work_is_said_on_the_driver(spark, cluster, topic):
     with pytest.raises(SettingError, match="workers must be 1 or more"):
         process(frame, judging(), workers=0)
     with pytest.raises(SettingError, match="takes no argument"):
-        process(frame, lambda: None)  # type: ignore[arg-type,misc]
+        process(frame, lambda: None)
 
 
 # ---- verdicts that are kept

@@ -70,6 +70,7 @@ from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions, c
 from orbitmq.client.consumer.workers import DirectCall, WorkerPool
 from orbitmq.client.engine import AsyncLife, Engine, ProcessCheck
 from orbitmq.client.loopthread import Life, LoopThread
+from orbitmq.client.serialization import format_of
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.client.signals import GracefulExit, Latch, stop_requested, unless
 from orbitmq.errors import NotRunning, SettingError, WrongUse
@@ -79,11 +80,13 @@ from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import HandlerFunction, ListenerFunction
+    from orbitmq.client.consumer.parameters import Parameters
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.rebalance import AssignmentListener
     from orbitmq.client.consumer.window import OwnedQueue
     from orbitmq.client.message import ReceivedMessage
     from orbitmq.client.routes import Queue
+    from orbitmq.client.serialization import Serializing
     from orbitmq.errors import AccessDenied
     from orbitmq.wire.bodies import ConsumerRunningInfo
 
@@ -127,6 +130,9 @@ class ConsumerArguments(OptionArguments, total=False):
     client: ClientSettings | None
     #: Around all handlers, the outermost first.
     middleware: Sequence[object]
+    #: What decodes bodies for handlers that take values: "json" (the default), "msgpack", an object
+    #: with `dumps` and `loads`, or a pair of two such functions.
+    serializer: Serializing
 
 
 class ListenerArguments(TypedDict, total=False):
@@ -144,6 +150,8 @@ class HandlerArguments(ListenerArguments, total=False):
 
     #: Whether it takes a list of messages; by default its annotation decides.
     batch: bool | None
+    #: The topic to which its results are sent, each before its message counts as done.
+    publish: str | None
 
 
 log = logging.getLogger(__name__)
@@ -179,6 +187,7 @@ class AsyncConsumer(AsyncLife):
         name_server: str | Iterable[str] | None = None,
         client: ClientSettings | None = None,
         middleware: Sequence[object] = (),
+        serializer: Serializing = None,
         **options: Unpack[OptionArguments],
     ) -> None:
         self.group = checked_group(group)
@@ -190,6 +199,7 @@ class AsyncConsumer(AsyncLife):
             namespace=settings.namespace,
             batch_size=self.options.consume.batch_size,
             middleware=middleware,
+            serializer=serializer,
             in_order=self.options.ordered,
         )
         self._check_process = ProcessCheck("this consumer", from_start=True)
@@ -213,8 +223,11 @@ class AsyncConsumer(AsyncLife):
     def on(self, topic: str, **options: Unpack[HandlerArguments]) -> Callable[[F], F]:
         """Decorates the handler of a topic, or of the messages that match `tags` or `sql`.
 
-        A handler whose parameter is annotated as a list of messages, or with `batch`, is called
-        with up to `batch_size` messages of one queue.
+        The annotation of its parameter decides what it is called with: the message, its body as
+        `bytes` or `str`, or a `dict`, dataclass or model that is decoded from it. A second
+        parameter annotated `ReceivedMessage` takes the message as well. One that is annotated as a
+        list of these, or with `batch`, takes up to `batch_size` messages of one queue. With
+        `publish`, what it returns is sent to that topic.
         """
         if callable(topic):
             raise SettingError('the decorator needs a topic: write @consumer.on("topic")')
@@ -661,8 +674,11 @@ class GroupMember(ABC):
             self.subscriptions.put(registration.subscription)
         if not options.is_broadcasting:
             self.subscriptions.put(Subscription(retry_topic(group)))
+        self._producer = LazyProducer(engine)
         self.bindings = Bindings(
-            {registration.topic: registration.binding for registration in registrations}, group
+            {registration.topic: registration.binding for registration in registrations},
+            group,
+            self._producer,
         )
         self.statistics = Statistics(engine.clock.monotonic)
         self._started_at = engine.clock.now()
@@ -759,7 +775,6 @@ class ConsumerCore(GroupMember):
         own = options.progress
         self._kept = self._default_progress() if own is None else own
         self.progress: ProgressStore = self._kept if own is None else guarded(own)
-        self._producer = LazyProducer(engine)
         self.consumption = self._consumption()
         self.worker_pool = self.consumption.worker_pool
         self.puller = Puller(
@@ -993,6 +1008,7 @@ class DelegatedMember(GroupMember):
         self._requests.stop()
         await self.engine.leave(self)
         await self.worker_pool.stop(WORKERS_END)
+        await self._producer.stop()
         self._log_stop("member")
 
     # ---- while it runs
@@ -1048,9 +1064,10 @@ class Registrations:
         namespace: str | None = None,
         batch_size: int | None = None,
         middleware: Sequence[object] = (),
+        serializer: Serializing = None,
         in_order: bool = False,
     ) -> None:
-        """`batch_size` and `middleware` apply to all handlers.
+        """`batch_size`, `middleware` and `serializer` apply to all handlers.
 
         With `in_order` listeners may commit by themselves.
         """
@@ -1059,6 +1076,8 @@ class Registrations:
         self._batch_size = batch_size
         self._in_order = in_order
         self._middleware = _several(middleware)
+        format_of(serializer)  # raises
+        self._serializer = serializer
         self._by_topic: dict[str, Registration] = {}
 
     def __len__(self) -> int:
@@ -1076,13 +1095,22 @@ class Registrations:
         function: HandlerFunction,
         *,
         replace: bool = False,
+        parameters: Parameters | None = None,
         **options: Unpack[HandlerArguments],
     ) -> Registration:
-        """Register a handler of a topic."""
+        """Register a handler of a topic; `parameters` as for `bind_handler`."""
         check_known(options, tuple(HandlerArguments.__annotations__))
         batch = options.get("batch")
         common = self._common(options)
-        binding = bind_handler(function, group=self._group, batch=batch, **common)
+        binding = bind_handler(
+            function,
+            group=self._group,
+            batch=batch,
+            serializer=self._serializer,
+            publish=options.get("publish"),
+            parameters=parameters,
+            **common,
+        )
         return self._put(topic, binding, options, replace=replace)
 
     def listener(

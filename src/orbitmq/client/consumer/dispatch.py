@@ -36,6 +36,7 @@ from orbitmq.message.properties import RETRY_TOPIC
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.publish import Sender
     from orbitmq.client.consumer.pull import Pulled
     from orbitmq.client.consumer.sendback import SendBack
     from orbitmq.client.consumer.settings import ConsumeSettings, FlowReason
@@ -56,12 +57,19 @@ WORKERS_END: Final = 1.0
 class Bindings:
     """Finds the handler of a message; a retried message has the handler of its original topic."""
 
-    def __init__(self, by_topic: Mapping[str, Binding], group: str) -> None:
-        """Topics as brokers know them."""
-        self._by_topic = dict(by_topic)
+    def __init__(
+        self, by_topic: Mapping[str, Binding], group: str, sender: Sender | None = None
+    ) -> None:
+        """Topics as brokers know them. `sender` sends what handlers return."""
+        self._by_topic: dict[str, Binding] = {}
+        self._sender = sender
+        for topic, binding in by_topic.items():
+            self.put(topic, binding)
         self._stranger = bind_handler(_refuse_stranger, group=group)
 
     def put(self, topic: str, binding: Binding) -> None:
+        if binding.publication is not None:
+            binding.publication.sender = self._sender
         self._by_topic[topic] = binding
 
     def remove(self, topic: str) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from orbitmq.client.consumer.parameters import Parameters, parameters_of
+from orbitmq.client.consumer.publish import Publication, publication_of
 from orbitmq.client.consumer.settings import LARGEST_BATCH
 from orbitmq.client.consumer.verdict import (
     DONE,
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.window import Ownership
     from orbitmq.client.message import ReceivedMessage
     from orbitmq.client.routes import Queue
+    from orbitmq.client.serialization import Serializing
 
 
-#: Takes one message or a batch; `verdict` lists what it may return.
-HandlerFunction: TypeAlias = Callable[[Any], object]
+#: Takes one message or a batch, or values of them; `verdict` lists what it may return.
+HandlerFunction: TypeAlias = Callable[..., object]
 #: Takes a batch and a context, and returns a verdict.
 ListenerFunction: TypeAlias = Callable[
     ["Sequence[ReceivedMessage]", ConsumeContext], "Verdict | Awaitable[Verdict | None] | None"
@@ -46,6 +48,10 @@ ListenerFunction: TypeAlias = Callable[
 
 #: The default batch size of a batch handler: the messages of one pull.
 DEFAULT_BATCH = 32
+_CALLED_WITH: Final = (
+    "a handler is called with a message, or with a list of them, and with the message as well if "
+    "its second parameter is annotated ReceivedMessage"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class Binding:
     call: Calling[Outcome]
     #: Calls an `async def` handler. Raises only what is meant for its task or its loop.
     call_async: Calling[Coroutine[Any, Any, Outcome]]
+    #: Where the handler's results go.
+    publication: Publication | None = None
 
 
 def bind_handler(
@@ -73,14 +81,25 @@ def bind_handler(
     batch: bool | None = None,
     batch_size: int | None = None,
     middleware: Sequence[object] = (),
+    serializer: Serializing = None,
+    publish: str | None = None,
+    parameters: Parameters | None = None,
 ) -> Binding:
-    """Bind a handler. Without `batch`, the annotation of its parameter decides."""
+    """Bind a handler. Without `batch`, the annotation of its parameter decides.
+
+    `parameters` are what `parameters_of` has said where the handler was defined.
+    """
     if not callable(function):
         raise SettingError(f"a handler must be callable, got {function!r}")
-    _check_callable(function, 1, "a handler is called with a message, or with a list of them")
-    is_batch = takes_batch(function) if batch is None else batch
-    is_async = _is_async(function)
+    if parameters is None:
+        parameters = parameters_of(function, batch=batch)
+    _check_callable(function, parameters.count, _CALLED_WITH)
+    is_async, is_batch = _is_async(function), parameters.is_batch
     name = _name(function)
+    function = parameters.caller(function, name, serializer)
+    publication = publication_of(publish, serializer, middleware, is_batch=is_batch)
+    if publication is not None:
+        function = publication.around(function, is_async=is_async)
     call = _Handler(function, name, is_batch=is_batch)
     stages = [around(each, is_async=is_async) for each in middleware]
     if batch_size is None or not is_batch:
@@ -93,10 +112,12 @@ def bind_handler(
             False,
             call.in_thread if is_batch else _with_one(call, function),
             call.on_loop_to_the_end,
+            publication,
         )
     surrounded = Surrounded(call, stages, group, is_async=is_async)
     call_async = _to_the_end(surrounded.on_loop)
-    return Binding(name, is_async, _checked(batch_size), False, surrounded.in_thread, call_async)
+    call_thread, size = surrounded.in_thread, _checked(batch_size)
+    return Binding(name, is_async, size, False, call_thread, call_async, publication)
 
 
 def bind_listener(
@@ -139,33 +160,6 @@ def _check_callable(function: Callable[..., object], arguments: int, allowed: st
     except TypeError as error:
         takes = f"takes {signature}" if signature.parameters else "takes no argument"
         raise SettingError(f"{name} {takes}; {allowed}: {error}") from None
-
-
-def takes_batch(function: HandlerFunction) -> bool:
-    """Whether the first parameter is annotated as a list of messages."""
-    target = inspect.unwrap(function)
-    if not inspect.isroutine(target):
-        target = type(target).__call__
-    try:
-        parameters = [
-            each for each in inspect.signature(function).parameters.values() if each.name != "self"
-        ]
-    except (TypeError, ValueError):
-        return False
-    if not parameters:
-        return False
-    annotation = parameters[0].annotation
-    if isinstance(annotation, str):
-        try:
-            annotation = typing.get_type_hints(target).get(parameters[0].name, annotation)
-        except (NameError, TypeError, AttributeError):
-            # A name that exists for the type checker only; its text is enough.
-            return annotation.split("[")[0].rpartition(".")[2].lower() in _BATCH_NAMES
-    origin = typing.get_origin(annotation) or annotation
-    return isinstance(origin, type) and issubclass(origin, Sequence) and origin not in (str, bytes)
-
-
-_BATCH_NAMES = frozenset({"list", "sequence", "tuple"})
 
 
 class _Handler:

@@ -43,7 +43,8 @@ from orbitmq.wire.javajson import decode_body
 
 if TYPE_CHECKING:
     from orbitmq.client.engine import Engine
-    from orbitmq.client.message import ReceivedMessage
+    from orbitmq.client.message import Message, ReceivedMessage
+    from orbitmq.client.producer.send import SendResult
 
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ _SPENT: Final = (
 )
 
 
-#: The producer of messages that no broker takes back, named as in Apache's clients.
+#: The producer of results, and of messages that no broker takes back, named as in Apache's clients.
 _INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 
 
@@ -99,10 +100,18 @@ class LazyProducer:
         sys_flag: int = 0,
     ) -> object:
         """Send an existing message to another topic. Raises `OrbitError`."""
+        producer = await self._started()
+        return await producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
+
+    async def send(self, message: Message) -> SendResult:
+        """Send a message of the application. Raises `OrbitError`."""
+        return await (await self._started()).send(message)
+
+    async def _started(self) -> AsyncProducer:
         if self._producer is None:
             self._producer = AsyncProducer.on(self._engine, _INNER_PRODUCER)
             await self._producer.start()
-        return await self._producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
+        return self._producer
 
     async def stop(self) -> None:
         if self._producer is not None:

@@ -82,6 +82,18 @@ class DeadLetter(Exception):
         super().__init__(self.reason)
 
 
+class BodyMismatch(DeadLetter):
+    """Raised instead of a call: bodies that do not match what the handler takes.
+
+    The other messages of a batch are offered again without them; that costs no attempt.
+    """
+
+    def __init__(self, reason: str, messages: Sequence[ReceivedMessage]) -> None:
+        super().__init__(reason)
+        #: Those that do not match.
+        self.messages = messages
+
+
 class AnswerInvalid(ClientError):
     """A handler returned a value that has no meaning."""
 
@@ -108,6 +120,8 @@ class Failure:
     error: BaseException | None = None
     #: The handler was not called: this costs no attempt.
     is_held: bool = False
+    #: The handler was not called, as the body is not what it takes.
+    is_mismatch: bool = False
 
     @property
     def is_silence(self) -> bool:
@@ -131,7 +145,7 @@ class Outcome:
     failed: Sequence[ReceivedMessage] = ()
     failure: Failure | None = None
     #: Failed messages that never reached the handler: they stay here and are offered again after
-    #: `hold` seconds, without spending an attempt.
+    #: `hold` seconds (0: at once), without spending an attempt.
     held: Sequence[ReceivedMessage] = ()
     hold: float = 0.0
     #: The pause of the queue that an ordered listener asks for.
@@ -215,7 +229,12 @@ def outcome_of_answer(
 
 def outcome_of_error(error: BaseException, messages: Sequence[ReceivedMessage]) -> Outcome:
     """The outcome of an exception of a handler or listener."""
-    return Outcome(Verdict.RETRY, messages, _failure_of(error))
+    failure = _failure_of(error)
+    if isinstance(error, BodyMismatch):
+        mismatched = {id(message) for message in error.messages}
+        held = [message for message in messages if id(message) not in mismatched]
+        return Outcome(Verdict.RETRY, messages, replace(failure, is_mismatch=True), held=held)
+    return Outcome(Verdict.RETRY, messages, failure)
 
 
 def outcome_of_verdict(

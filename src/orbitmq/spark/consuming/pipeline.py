@@ -23,13 +23,16 @@ from orbitmq.client.consumer.consumer import (
     Registrations,
 )
 from orbitmq.client.consumer.locks import LockSettings
+from orbitmq.client.consumer.parameters import Parameters, parameters_of
 from orbitmq.client.consumer.progress import Beginning
 from orbitmq.client.consumer.progress import consume_from as beginning
 from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import Strategy, strategy_named
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import Life, LoopThread
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.connections import ClientTls, Credentials, RangeAccess
+from orbitmq.client.serialization import before_pickling, is_by_value, structs_in
 from orbitmq.client.settings import resolve
 from orbitmq.client.signals import GracefulExit
 from orbitmq.errors import NotRunning, SettingError, WrongUse
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import ListenerFunction
     from orbitmq.client.consumer.rebalance import AssignmentListener
     from orbitmq.client.routes import Queue
+    from orbitmq.client.serialization import Serializing
     from orbitmq.errors import AccessDenied
     from orbitmq.spark.consolelink import ConsoleLink
     from orbitmq.spark.consuming.progress import PieceReport
@@ -74,6 +78,7 @@ def consume(
     batch_size: int | None = None,
     max_retries: int | None = None,
     middleware: Sequence[object] = (),
+    serializer: Serializing = None,
     strategy: Strategy | str = "AVG",
     strict_last: bool = False,
     batch: BatchSettings | None = None,
@@ -107,6 +112,7 @@ def consume(
             namespace=namespace,
             access=resolve_access(name_server, credentials, tls),
             middleware=tuple(middleware),
+            serializer=serializer,
             options=ConsumerOptions(
                 ordered=ordered,
                 consume_from=beginning(consume_from),
@@ -146,6 +152,7 @@ class ConsumePipeline(Life):
             namespace=driver.namespace,
             batch_size=driver.options.consume.batch_size,
             middleware=driver.middleware,
+            serializer=driver.serializer,
         )
         self._handled: list[Handled] = []
         self._ended = threading.Event()
@@ -164,13 +171,16 @@ class ConsumePipeline(Life):
         batch: bool | None = None,
         batch_size: int | None = None,
         middleware: Sequence[object] = (),
+        publish: str | None = None,
     ) -> Callable[[F], F]:
         """Decorates the handler of a topic; as `Consumer.on`."""
 
         options = {"tags": tags, "sql": sql, "batch": batch, "batch_size": batch_size}
 
         def register(function: F) -> F:
-            self._add(Handled(topic, function, {**options, "middleware": tuple(middleware)}))
+            found: dict[str, Any] = {**options, "middleware": tuple(middleware), "publish": publish}
+            found["parameters"] = portable_parameters(function, batch=batch)
+            self._add(Handled(topic, function, found))
             return function
 
         return register
@@ -325,6 +335,7 @@ class Driver:
         namespace: str | None,
         access: RangeAccess,
         middleware: tuple[object, ...],
+        serializer: Serializing = None,
         options: ConsumerOptions,
         batch: BatchSettings,
     ) -> None:
@@ -332,6 +343,7 @@ class Driver:
         self.namespace = namespace
         self.access = access
         self.middleware = middleware
+        self.serializer = serializer
         self.options = options
         self.batch = batch
         self.packed: PackedDefinition | None = None
@@ -400,6 +412,7 @@ class Driver:
             access=self.access,
             handled=handled,
             middleware=self.middleware,
+            serializer=self.serializer,
             consume=self.options.consume,
             ordered=self.options.ordered,
             client_id=client_id,
@@ -493,6 +506,7 @@ class Definition:
     access: RangeAccess
     handled: tuple[Handled, ...]
     middleware: tuple[object, ...]
+    serializer: Serializing = None
     consume: ConsumeSettings
     ordered: bool
     #: The driver's client id, which holds the order locks.
@@ -507,6 +521,7 @@ class Definition:
             namespace=self.namespace,
             batch_size=self.consume.batch_size,
             middleware=self.middleware,
+            serializer=self.serializer,
         )
         for each in self.handled:
             each.register(found)
@@ -524,8 +539,9 @@ class PackedDefinition:
     def of(cls, definition: Definition) -> PackedDefinition:
         """Raises `SettingError`, naming a handler that cannot be pickled."""
         for each in definition.handled:
+            make_portable(each.options.get("parameters"))
             parts = (*each.options.get("middleware", ()), *definition.middleware)
-            for part in (each.function, *parts):
+            for part in (each.function, definition.serializer, *parts):
                 _packed(part)
         data = _packed(definition)
         return cls(data, hashlib.sha256(data).hexdigest())
@@ -533,6 +549,31 @@ class PackedDefinition:
     def unpack(self) -> Definition:
         definition: Definition = cloudpickle.loads(self.data)
         return definition
+
+
+def portable_parameters(function: Any, *, batch: bool | None) -> Parameters | None:
+    """What a handler takes, for workers, where the names of its annotations may not exist.
+
+    Raises `SettingError` also for a msgspec struct that would arrive there without its fields: one
+    that no worker can import is sent by value, which Spark's pickler cannot do with structs.
+    """
+    if not callable(function):
+        return None  # refused elsewhere
+    found = parameters_of(function, batch=batch)
+    if found.kind is not ReceivedMessage:
+        for struct in structs_in(found.kind):
+            if is_by_value(struct):
+                raise SettingError(
+                    f"the msgspec struct {struct.__qualname__} cannot be sent to Spark's workers; "
+                    "define it in a module that they can import, or make it a dataclass"
+                )
+    return found
+
+
+def make_portable(parameters: Parameters | None) -> None:
+    """Ready classes of handlers that were bound here for the way to workers."""
+    if parameters is not None and parameters.kind is not ReceivedMessage:
+        before_pickling(parameters.kind)
 
 
 def _packed(part: object) -> bytes:

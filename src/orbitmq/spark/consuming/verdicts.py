@@ -28,6 +28,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.message.properties import KEYS, TAGS, UNIQ_KEY
 from orbitmq.message.stored import StoredMessage
+from orbitmq.spark.consuming.pipeline import make_portable, portable_parameters
 from orbitmq.spark.consuming.progress import RowsRefused
 from orbitmq.spark.internals import analyzed_plan, release_checkpoint
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from orbitmq.client.consumer.handlers import HandlerFunction
+    from orbitmq.client.serialization import Serializing
 
 
 #: The values of `outcome`: done; to be delivered again; given up.
@@ -61,16 +63,18 @@ def process(
     batch_size: int | None = None,
     workers: int = 1,
     middleware: Sequence[object] = (),
+    serializer: Serializing = None,
 ) -> DataFrame:
     """The rows of a DataFrame of messages, with a handler's verdict on each.
 
-    The handler is that of a `Consumer`: for one message or a batch, `def` or `async def`, with
-    `Retry`, `DeadLetter` and all other results. All columns stay; `outcome` is ok, retry or dead,
-    `error` the reason, `retryAfter` the delay that the handler asked for. `isHeld` is true of a row
-    to retry that middleware kept from the handler, as `Idempotence` does while another process
-    handles it: no attempt is spent. A failing row fails no task. `workers` rows are handled in
-    parallel in each task. `group` is passed to middleware. A coroutine runs on one event loop for
-    the whole task, so it may keep a client that belongs to its loop until the task ends.
+    The handler is that of a `Consumer`: for one message or a batch, `def` or `async def`, for
+    messages or for values of their bodies, with `Retry`, `DeadLetter` and all other results.
+    All columns stay; `outcome` is ok, retry or dead, `error` the reason, `retryAfter` the delay
+    that the handler asked for. `isHeld` is true of a row to retry that middleware kept from the
+    handler, as `Idempotence` does while another process handles it: no attempt is spent. A failing
+    row fails no task. `workers` rows are handled in parallel in each task. `group` is passed to
+    middleware. A coroutine runs on one event loop for the whole task, so it may keep a client that
+    belongs to its loop until the task ends.
 
     Trap: every action calls the handler again. Use `judged` for rows that are used twice.
     """
@@ -80,12 +84,20 @@ def process(
     if taken := sorted({*ADDED} & {*frame.columns}):
         raise RowsRefused(f"process adds the columns {', '.join(taken)}, which are there already")
 
+    parameters = portable_parameters(handler, batch=batch)
+
     def bind() -> Binding:
         return bind_handler(
-            handler, group=group, batch=batch, batch_size=batch_size, middleware=middleware
+            handler,
+            group=group,
+            batch_size=batch_size,
+            middleware=middleware,
+            serializer=serializer,
+            parameters=parameters,
         )
 
     bind()  # raises errors on the driver
+    make_portable(parameters)
     return frame.mapInArrow(_judging(bind, workers), _schema(frame))
 
 
@@ -123,11 +135,15 @@ def _judging(
                 messages = messages_of(batch)
                 readable, failures = _readable(batch, messages)
                 calls = _calls(binding, readable)
-                if binding.is_async:
-                    outcomes = runner.run(_all(binding, calls, workers))
-                else:
-                    outcomes = list(pool.map(lambda some: binding.call(some[0].queue, some), calls))
-                failures |= _failures(calls, outcomes)
+                while calls:
+                    if binding.is_async:
+                        outcomes = runner.run(_all(binding, calls, workers))
+                    else:
+                        outcomes = list(
+                            pool.map(lambda some: binding.call(some[0].queue, some), calls)
+                        )
+                    failures |= _failures(calls, outcomes)
+                    calls = _again(outcomes, failures)
                 yield _with_outcomes(batch, messages, failures)
 
     assert orbitmq_process.__name__ == HANDLER_IN_PLAN  # noqa: S101  # a name in two places
@@ -158,6 +174,21 @@ def _failures(
         for message in outcome.held:
             failures[id(message)] = outcome.held_failure
     return failures
+
+
+def _again(
+    outcomes: Sequence[Outcome], failures: dict[int, Failure]
+) -> list[Sequence[ReceivedMessage]]:
+    """Calls without the messages that did not match: the others of their batch were not called."""
+    calls = [
+        each.held
+        for each in outcomes
+        if each.held and each.failure is not None and each.failure.is_mismatch
+    ]
+    for some in calls:
+        for message in some:
+            del failures[id(message)]
+    return calls
 
 
 async def _all(
@@ -245,6 +276,7 @@ def judged(
     batch_size: int | None = None,
     workers: int = 1,
     middleware: Sequence[object] = (),
+    serializer: Serializing = None,
 ) -> Iterator[DataFrame]:
     """The rows of `process` with the verdicts of one call of the handler, until the `with` ends.
 
@@ -266,6 +298,7 @@ def judged(
         batch_size=batch_size,
         workers=workers,
         middleware=middleware,
+        serializer=serializer,
     )
     rows = fresh.localCheckpoint(eager=True)
     try:

@@ -28,6 +28,7 @@ from orbitmq.client.consumer.dispatch import (
 )
 from orbitmq.client.consumer.locks import QueueLock, QueueLocks
 from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.sendback import LazyProducer
 from orbitmq.client.consumer.statistics import Statistics
 from orbitmq.client.consumer.subscriptions import Subscription
 from orbitmq.client.consumer.window import OwnedQueue
@@ -255,10 +256,11 @@ class AsyncWorker:
             max_retries=definition.consume.max_retries,
             timeout=definition.consume.send_back_timeout,
         )
+        self._producer = LazyProducer(engine)
         parts = Parts(
             engine,
             group,
-            Bindings({each.topic: each.binding for each in registrations}, group),
+            Bindings({each.topic: each.binding for each in registrations}, group, self._producer),
             # The driver commits; the offset of a piece is read from its window.
             MemoryProgress(),
             self._returns,
@@ -286,6 +288,7 @@ class AsyncWorker:
 
     async def stop(self) -> None:
         await self._consumption.stop()
+        await self._producer.stop()
         await self._engine.stop()
         if self._lock_engine is not None:
             await self._lock_engine.stop()
