@@ -107,7 +107,7 @@ async def test_each_member_answers_what_is_meant_for_it():
 
         assert [bytes(each.body) for each in (first, second)] == [b"from billing", b"from shipping"]
         assert (nobody.code, ended.code) == (ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_ERROR)
-        assert "nobody" in (nobody.remark or "")
+        assert "no member of this client" in (nobody.remark or "")
 
 
 # ---- who it is and how it is protected

@@ -145,7 +145,7 @@ def test_what_came_before_a_bad_frame_is_not_lost_and_nothing_comes_after_it():
         reader.feed(encode_frame(good) + prefix(2, 0) + encode_frame(good))
 
     assert caught.value.frames == [good]
-    with pytest.raises(FrameError, match="given up"):
+    with pytest.raises(FrameError, match="ended at a bad frame"):
         reader.feed(encode_frame(good))
 
 

@@ -305,7 +305,7 @@ def available(
     if problems and fail:
         raise DataLost(problems)
     for problem in problems:
-        log.warning("missing messages are skipped: %s", problem)
+        log.warning("messages are gone and are skipped: %s", problem)
     return found
 
 
