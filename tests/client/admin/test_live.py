@@ -8,12 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from orbitmq.client.admin.deadletters import DeadLetterFilter, ResendResult
-from orbitmq.client.admin.messages import Fate
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer
 from tests.support.broker import until
@@ -74,31 +71,3 @@ async def test_a_group_at_work_goes_back_and_gets_everything_again(world):
     assert plan.replayed == 20
     assert report.is_effective
     assert sorted(got, key=int) == sorted(got[:20] * 2, key=int)
-
-
-async def test_a_dead_letter_is_sent_again_to_the_group_that_is_mended_now(world):
-    got: list[tuple[str, bytes]] = []
-    is_mended = False
-
-    async def handle(message):
-        if not is_mended:
-            raise DeadLetter("no such account")
-        got.append((message.topic, message.body))
-
-    await _produce(world, 3)
-    async with _consuming(world, handle):
-
-        async def are_dead():
-            return (await world.admin.dead_letters.summary(GROUP)).count == 3
-
-        await _until(are_dead)
-        (letter,) = await world.admin.dead_letters.sample(GROUP, 1, DeadLetterFilter(keys=["k1"]))
-        assert "no such account" in letter.reason
-        tracks = await world.admin.messages.track(letter.message)
-        assert [each.fate for each in tracks] == [Fate.DEAD]
-        is_mended = True
-        report = await world.admin.dead_letters.resend(GROUP)
-        await until(lambda: len(got) == 3, DEADLINE)
-
-    assert report.counts == {ResendResult.SENT: 3}
-    assert sorted(got) == [("orders", b"0"), ("orders", b"1"), ("orders", b"2")]

@@ -16,7 +16,7 @@ from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import NoRoute, NotRunning, OffsetOutOfRange, SettingError, WrongUse
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers import ResetOffsetRequest
-from tests.support.broker import RawClient, until
+from tests.support.broker import until
 from tests.support.polling import (
     BY_HAND,
     DEADLINE,
@@ -24,7 +24,6 @@ from tests.support.polling import (
     TOPIC,
     consumer,
     poll_count,
-    poll_until,
     polling,
     progress,
     queue,
@@ -349,16 +348,6 @@ async def test_a_paused_queue_returns_nothing_until_it_is_resumed(cluster, sende
             reader.pause("orders")  # type: ignore[arg-type]  # as users write it
 
 
-async def test_lag_is_what_was_not_returned(cluster, sender):
-    await send(sender, 10)
-
-    async with consumer(cluster) as reader:
-        await reader.assign([queue(0)])
-        await reader.poll(DEADLINE, max_messages=4)
-
-        assert reader.lag() == {queue(0): 6}
-
-
 async def test_a_reset_by_an_administrator_is_followed(cluster, sender):
     await send(sender, 10)
     async with consumer(cluster) as reader:
@@ -432,34 +421,6 @@ async def test_a_topic_that_is_unsubscribed_from_is_given_up_with_its_progress(c
         await until(lambda: progress(cluster)[0] == 4, DEADLINE)
 
 
-async def test_members_share_queues_and_hand_them_over_without_repetition(cluster, sender):
-    await send(sender, 40, queues=2)
-    seen: list[ReceivedMessage] = []
-
-    async with consumer(cluster) as first:
-        first.subscribe(TOPIC)
-        seen += await poll_until(first, lambda found: len(found) >= 20)
-        async with consumer(cluster) as second:
-            second.subscribe(TOPIC)
-
-            def is_shared():
-                return len(first.assignment()) == 1 == len(second.assignment())
-
-            async def read(reader):
-                while len(seen) < 80:
-                    seen.extend(await reader.poll(0.05, max_messages=3))
-
-            readers = [asyncio.create_task(read(reader)) for reader in (first, second)]
-            await until(is_shared, DEADLINE)
-            await send(sender, 40, queues=2)
-            await asyncio.wait_for(asyncio.gather(*readers), DEADLINE)
-        await until(lambda: len(first.assignment()) == 2, DEADLINE)
-
-    places = [(message.queue, message.queue_offset) for message in seen]
-    assert len(places) == len(set(places)) == 80
-    assert progress(cluster) == {0: 40, 1: 40}
-
-
 async def test_a_queue_is_not_handed_over_while_its_messages_are_in_work(cluster, sender):
     await send(sender, 20, queues=2)
 
@@ -509,21 +470,6 @@ async def test_a_listener_is_told_of_the_assignment(cluster):
         reader.subscribe(TOPIC)
         both = (queue(0), queue(1))
         await until(lambda: told and told[-1] == (TOPIC, both, both), DEADLINE)
-
-
-async def test_a_broker_that_restarts_loses_nothing(cluster, sender):
-    await send(sender, 4)
-    async with consumer(cluster) as reader:
-        reader.subscribe(TOPIC)
-        await poll_count(reader, 4)
-
-        await cluster.restart_broker()
-        again = await RawClient.open(cluster.brokers[0])
-        await again.stored(TOPIC, b"after")
-        found = await poll_until(reader, lambda found: b"after" in bodies(found))
-        await again.close()
-
-        assert bodies(found) == [b"after"]
 
 
 # ---- life
