@@ -52,6 +52,20 @@ class Sent:
         return self.properties["UNIQ_KEY"]
 
     @property
+    def bodies(self) -> list[bytes]:
+        """Of its messages, one or a batch."""
+        if not self.header.batch:
+            return [self.body]
+        return [bytes(element.body) for element in split_batch(self.body)]
+
+    @property
+    def ids(self) -> list[str]:
+        """The unique ids of its messages."""
+        if not self.header.batch:
+            return [self.unique_id]
+        return [properties["UNIQ_KEY"] for properties in self.elements]
+
+    @property
     def elements(self) -> list[dict[str, str]]:
         """The properties of the messages of a batch."""
         return [decode_properties(element.properties) for element in split_batch(self.body)]
@@ -68,6 +82,13 @@ class ScriptedCluster:
     sent: list[Sent] = field(default_factory=list)
     #: What the next sends to each broker are answered with; success when nothing is left.
     script: dict[str, list[Answering]] = field(default_factory=dict)
+    #: Bodies that make any broker refuse the send that they are in.
+    refused: set[bytes] = field(default_factory=set)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Of all messages that arrived, also in batches."""
+        return [body for sent in self.sent for body in sent.bodies]
 
     @contextlib.asynccontextmanager
     async def producer(
@@ -87,7 +108,10 @@ class ScriptedCluster:
         def handle(connection: Connection, request: Command) -> Result:
             header = request.header(SendMessageRequest)
             body = bytes(request.body)
-            self.sent.append(Sent(name, request.code, header, body, request.is_one_way))
+            sent = Sent(name, request.code, header, body, request.is_one_way)
+            if not self.refused.isdisjoint(sent.bodies):
+                return request.answer(ResponseCode.MESSAGE_ILLEGAL, remark="told to")
+            self.sent.append(sent)
             script = self.script.get(name, [])
             answering = script.pop(0) if script else ResponseCode.SUCCESS
             if answering == HANG_UP:

@@ -315,6 +315,12 @@ class BrokerVersions:
         master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
         return master is not None and self._known.get(master, 0) >= _NEW_LINE
 
+    def is_before_5(self, broker: str) -> bool | None:
+        """Whether a broker is of the old line; None if it has not said so yet."""
+        master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
+        version = None if master is None else self._known.get(master)
+        return None if version is None else version < _NEW_LINE
+
     async def check_times(self, broker: str, timed_by: str, within: float) -> None:
         """Raises `TimesUnsupported` for a broker before 5.0.
 

@@ -297,7 +297,7 @@ async def test_submits_that_wait_for_room_keep_their_order():
         await asyncio.gather(*submits)
         await producer.flush()
 
-    assert [sent.body for sent in cluster.sent] == bodies
+    assert cluster.bodies == bodies
 
 
 async def test_it_says_when_it_is_not_running(cluster):

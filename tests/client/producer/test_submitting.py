@@ -85,7 +85,7 @@ async def test_a_message_of_which_no_frame_can_be_made_stops_no_other(is_signed)
         assert (await asyncio.wrap_future(short)).is_ok
         with pytest.raises(EncodeError):
             await asyncio.wrap_future(long)
-    assert [each.body for each in cluster.sent] == [b"first", b"short"]
+    assert cluster.bodies == [b"first", b"short"]
 
 
 @pytest.mark.parametrize("is_threaded", [True, False])
@@ -114,7 +114,7 @@ async def test_messages_of_a_key_keep_their_order_while_their_broker_refuses_con
                 await asyncio.sleep(0.01)
 
         assert all([(await each).is_ok for each in sent])
-    assert [each.body for each in cluster.sent[2:]] == bodies
+    assert cluster.bodies[2:] == bodies
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

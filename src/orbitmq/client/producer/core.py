@@ -44,6 +44,7 @@ from orbitmq.message.properties import (
     NAME_END,
     RECONSUME_TIME,
     UNIQ_KEY,
+    WAIT,
 )
 from orbitmq.message.record import (
     COMPRESSED,
@@ -54,7 +55,14 @@ from orbitmq.message.record import (
     MAX_PROPERTIES,
 )
 from orbitmq.message.stored import DEFAULT_LEVEL, compress_body
-from orbitmq.names import AUTO_CREATE_TOPIC, RETRY_PREFIX, check_group, wrap_group, wrap_topic
+from orbitmq.names import (
+    AUTO_CREATE_TOPIC,
+    RETRY_PREFIX,
+    check_group,
+    is_retry_topic,
+    wrap_group,
+    wrap_topic,
+)
 from orbitmq.parsing import Duration, Fields, Instant, instance, seconds
 from orbitmq.wire.bodies import ConsumerData
 from orbitmq.wire.codes import RequestCode
@@ -345,6 +353,12 @@ class SendSettings:
     compress_from: int = 4 * KIB  #: bodies of this size and more are compressed; 0: none
     compression: Compression = Compression.ZLIB
     compression_level: int = DEFAULT_LEVEL
+    #: Seconds for which messages wait for others before a batch goes, though its queue is free.
+    linger: float = 0.0
+    batch_messages: int = (
+        512  #: messages that `submit` and coroutines' `send` put in a batch; 1: off
+    )
+    batch_bytes: int = 512 * KIB  #: the same for its bytes
     max_in_flight: int = 1024  #: submitted messages without an answer; above, `submit` waits
     max_in_flight_bytes: int = 32 * MIB  #: the same for their bodies
     auto_create_topic: str = AUTO_CREATE_TOPIC  #: template of topics made by sending to them
@@ -354,10 +368,10 @@ class SendSettings:
     def __post_init__(self) -> None:
         fields = Fields(self, "sending")
         fields.whole("max_message_size", "max_in_flight", "max_in_flight_bytes")
-        fields.whole("auto_create_queues", "check_workers")
+        fields.whole("auto_create_queues", "check_workers", "batch_messages", "batch_bytes")
         fields.whole("retries", "compress_from", least=0)
         fields.durations("timeout")
-        fields.durations("retry_pause", least=0)
+        fields.durations("retry_pause", "linger", least=0)
         fields.durations("attempt_timeout", optional=True)
         fields.switches("retry_not_stored_ok", "avoid_failed", "avoid_slow")
         if self.compression not in tuple(Compression):
@@ -366,6 +380,11 @@ class SendSettings:
                 f"sending.compression must be one of {allowed}, got {self.compression!r}"
             )
         fields.whole("compression_level", least=0, most=9)
+
+    @property
+    def largest_batch(self) -> int:
+        """Bytes of a batch that is gathered."""
+        return min(self.batch_bytes, self.max_message_size)
 
 
 #: Bytes and texts are sent as they are; any other value is encoded by a serializer.
@@ -475,6 +494,7 @@ def _timeout(given: Duration | None, default: float) -> float:
 
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 #: Bytes of properties that a message may have when it is sent. A record has room for a few more:
 #: brokers note their region and cluster in it, and where a message belongs that waits for its time.
 LONGEST_PROPERTIES: Final = MAX_PROPERTIES - 512
@@ -506,17 +526,20 @@ class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
     #: What names the time of delivery (`delay`, `deliver_at`), if it is any time of the future:
     #: not every broker can do that.
     timed_by: str | None = None
+    #: Whether a batch can carry it among others.
+    is_plain: bool = False
 
 
 class Drafting:
     """Makes drafts by the rules of one producer. May be used by several threads at a time."""
 
-    __slots__ = ("_ids", "_largest_plain", "_namespace", "_settings")
+    __slots__ = ("_ids", "_largest_in_batch", "_largest_plain", "_namespace", "_settings")
 
     def __init__(self, settings: SendSettings, ids: UniqueIds, namespace: str | None) -> None:
         self._settings = settings
         self._ids = ids
         self._namespace = namespace
+        self._largest_in_batch = settings.largest_batch // 2
         #: Bodies up to this size are neither refused nor compressed.
         self._largest_plain = settings.max_message_size
         if 0 < settings.compress_from <= self._largest_plain:
@@ -555,6 +578,38 @@ class Drafting:
             code,
             message=message,
             timed_by=timed_by,
+            is_plain=(
+                code == _SEND
+                and not sys_flag | compression
+                and timed_by is None
+                and message.wait_stored
+                and not message.delay_level
+                and len(body) <= self._largest_in_batch
+                and not is_retry_topic(topic)
+            ),
+        )
+
+    def batch(
+        self, first: Draft, body: bytes, count: int, *, is_before_5: bool, waits: bool = True
+    ) -> Draft:
+        """The frame of `count` messages, encoded as `body`, of which `first` is one.
+
+        A batch has an id of its own, as Java's have: on some topics it is stored as one record.
+        Brokers before 5.0 add the frame's properties to those of each message: an id among them
+        would take the place of the messages' own.
+        """
+        unique_id = self._ids()
+        properties = {} if is_before_5 else {UNIQ_KEY: unique_id}
+        properties[WAIT] = "true" if waits else "false"
+        return Draft(
+            first.topic,
+            body,
+            self.property_string(properties),
+            unique_id,
+            code=_SEND_BATCH,
+            is_batch=True,
+            count=count,
+            message=first.message,
         )
 
     def passed_on(

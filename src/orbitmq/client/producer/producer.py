@@ -139,8 +139,9 @@ class AsyncProducer(AsyncLife):
         Raises `MessageRefused` before anything is sent, `NoRoute`, `BrokerRefused` for a refusal
         that no other broker would take back, and `SendFailed` when attempts or time ran out.
         """
-        publisher = self._core.running()
-        return await publisher.send(await self._core.sending_aside(message, body, options))
+        self._core.running()
+        sending = await self._core.sending_aside(message, body, options)
+        return await self._submissions.send(sending)
 
     async def submit(
         self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]

@@ -12,13 +12,14 @@ read tables whose entries are replaced as a whole, and never wait for the loop.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import enum
 import itertools
 import logging
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -113,8 +114,21 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
         return self.status is SendStatus.OK
 
 
-#: Is given the result or the error of a send, once, on the loop.
-Done: TypeAlias = Callable[[SendResult | BaseException], None]
+class Sender(Protocol):
+    """What a message came from. Called on the loop."""
+
+    def finish(self, sending: Sending, outcome: SendResult | BaseException) -> None:
+        """The message has its outcome; comes once."""
+
+    def retry(self, sending: Sending) -> None:
+        """An attempt has failed and another one is due."""
+
+    def not_ready(self, sending: Sending) -> None:
+        """The broker is not connected, or the queues of the topic are not known any more."""
+
+
+#: What tells the outcome to a thread or to a coroutine.
+Sent: TypeAlias = "concurrent.futures.Future[SendResult] | asyncio.Future[SendResult | None]"
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 
@@ -154,7 +168,7 @@ class Publisher:
         """`for_threads` lets threads send on connections of their own."""
         self._engine = engine
         self._settings = settings
-        self._monotonic = engine.clock.monotonic
+        self.monotonic = self._monotonic = engine.clock.monotonic
         self._faults = Faults(
             self._monotonic, avoid_failed=settings.avoid_failed, avoid_slow=settings.avoid_slow
         )
@@ -171,7 +185,8 @@ class Publisher:
             default_queues=settings.auto_create_queues,
             changed=self._links.forget,
         )
-        self._known = self._targets.known
+        #: What is known of a topic that can be sent to. May be called by any thread.
+        self.known = self._targets.known
         self.counts = counts
         #: The queues of a topic that can be sent to, as brokers know them.
         self.queues = self._targets.queues
@@ -279,21 +294,30 @@ class Publisher:
         there is no attempt or no time left.
         """
         sending.attempts += 1
-        settings, broker, now = self._settings, queue.broker, self._monotonic()
+        broker, now = queue.broker, self._monotonic()
         if isinstance(outcome, OrbitError):
             self._targets.refresh_soon(sending.draft.topic)
             self._note_failure(sending, queue, outcome)
         elif (status := STORED.get(outcome.code)) is not None:
             sending.counted += 1
             self._faults.answered(broker, now - sending.began)
-            result = result_of(sending.draft, queue, status, outcome)
-            if status is _OK or sending.is_bound or not settings.retry_not_stored_ok:
-                return result
-            sending.result = result
+            return self._settle_stored(sending, result_of(sending.draft, queue, status, outcome))
         else:
             if outcome.code == _GO_AWAY and connection is not None:
                 self._links.went_away(queue, connection)
             self._note_refusal(sending, queue, outcome)
+        return self._next(sending, broker)
+
+    def _settle_stored(self, sending: Sending, result: SendResult) -> SendResult | None:
+        """The result of a message that was stored, or None to have it stored more safely."""
+        if result.is_ok or sending.is_bound or not self._settings.retry_not_stored_ok:
+            return result
+        sending.result = result
+        return self._next(sending, result.queue.broker)
+
+    def _next(self, sending: Sending, broker: str) -> SendResult | None:
+        """None if another attempt is due; otherwise what is left of those made."""
+        settings, now = self._settings, self._monotonic()
         sending.tried[broker] = sending.tried.pop(broker, 0) + 1
         retries = 0 if sending.is_bound else settings.retries
         if sending.counted > retries or now >= sending.deadline:
@@ -414,11 +438,10 @@ class Publisher:
     def _first(self, sending: Sending) -> tuple[Queue, float] | None:
         """Where a first attempt goes and how long it may take; None when that is not known yet."""
         draft = sending.draft
-        publication = self._known(draft.topic)
+        publication = self.known(draft.topic)
         if publication is None:
             return None
-        is_free = sending.queue is None and sending.select is None and sending.first is None
-        if is_free and draft.timed_by is None and not self._faults.avoided:
+        if sending.is_free and draft.timed_by is None and not self._faults.avoided:
             # Most sends are so, and there is nothing to consider.
             queue = publication.rotation.next_queue(publication.queues)
         else:
@@ -429,69 +452,88 @@ class Publisher:
         sending.began = now = self._monotonic()
         return queue, self._attempt_time(sending, now, others=publication.has_others)
 
-    # ---- for submitted messages
+    # ---- for what waits for its turn
 
-    def begin_at_once(self, sending: Sending, done: Done) -> bool:
-        """Send without a task of its own, unless something goes wrong; `done` gets the outcome.
+    def choice(self, sending: Sending, publication: Publication) -> Queue:
+        """The queue of the next attempt. Raises what a selector raises."""
+        if sending.is_free and not self._faults.avoided:
+            # Most sends are so, and there is nothing to consider.
+            return publication.rotation.next_queue(publication.queues)
+        return self._targets.choice(sending, publication)
 
-        False, and nothing is done, if something has to be found out before.
-        """
-        try:
-            first = self._first(sending)
-        except Exception as error:  # noqa: BLE001  # a selector's
-            done(error)
-            return True
-        if first is None:
+    def open_connection(self, broker: str) -> Connection | None:
+        connection = self._connections.get(broker)
+        return connection if connection is not None and connection.is_open else None
+
+    def is_ready(self, draft: Draft, queue: Queue) -> bool:
+        """Whether an attempt needs nothing but to be made."""
+        if draft.timed_by is not None and not self._versions.keeps_times(queue.broker):
             return False
-        queue, limit = first
-        if limit <= 0:
-            done(self.expired(sending, queue))
-            return True
-        connection = self._connections.get(queue.broker)
-        if connection is None or not connection.is_open:
-            sending.first = queue
-            return False
-        sending.first = None
+        return self.open_connection(queue.broker) is not None
 
-        def ended(task: asyncio.Task[None]) -> None:
-            # Here and not in the coroutine, which may be cancelled before its first step.
-            if task.cancelled():
-                done(outcome_at_stop(sending))
+    def is_old(self, broker: str) -> bool | None:
+        """Whether a broker is of RocketMQ 4; None if it has not said so yet."""
+        return self._versions.is_before_5(broker)
 
-        def settled(outcome: Command | RemotingError) -> None:
-            try:
-                result = self._settle(sending, queue, outcome, connection)
-                if result is None:
-                    task = self._engine.spawn(self.finish(sending, done), "send again")
-                    task.add_done_callback(ended)
-                    return
-            except OrbitError as error:
-                # As in `send`: what was stored has not failed, also if there is no second attempt.
-                done(error if sending.result is None else sending.result)
+    def begin_attempts(self, sendings: Sequence[Sending], now: float) -> tuple[float, float]:
+        """Note that messages of one topic are sent: when the first and the last are given up."""
+        publication = self.known(sendings[0].draft.topic)
+        others = publication is not None and publication.has_others
+        is_simple = not others and self._settings.attempt_timeout is None
+        earliest, latest = now + 1e9, 0.0
+        for sending in sendings:
+            sending.began = now
+            if is_simple:
+                sending.until = until = sending.made + sending.timeout
             else:
-                done(result)
+                until = now + self._attempt_time(sending, now, others=others)
+                sending.until = until
+            if until < earliest:
+                earliest = until
+            if until > latest:
+                latest = until
+        return earliest, latest
 
-        try:
-            connection.submit_encoded(
-                sending.draft.code,
-                self.frames.encoder(sending.draft, queue, connection),
-                settled,
-                timeout=limit,
-            )
-        except RemotingError as error:
-            settled(error)
-        except Exception as error:  # noqa: BLE001  # no frame can be made of it: the caller's to see
-            done(error)
-        return True
+    def answered(self, broker: str, latency: float) -> None:
+        """A broker has stored what it was sent."""
+        self._faults.answered(broker, latency)
 
-    async def finish(self, sending: Sending, done: Done) -> None:
-        """Make attempts until there is an outcome, which `done` gets."""
+    def settle(
+        self,
+        sending: Sending,
+        queue: Queue,
+        outcome: Command | OrbitError,
+        connection: Connection | None,
+    ) -> None:
+        """Tell the sender what an attempt led to."""
+        self._conclude(sending, lambda: self._settle(sending, queue, outcome, connection))
+
+    def settle_stored(self, sending: Sending, result: SendResult) -> None:
+        """The same for one of the messages of a batch that was stored."""
+        sending.attempts += 1
+        sending.counted += 1
+        self._conclude(sending, lambda: self._settle_stored(sending, result))
+
+    @staticmethod
+    def _conclude(sending: Sending, settle: Callable[[], SendResult | None]) -> None:
         try:
-            result = await self._outcome(sending)
-        except Exception as error:  # noqa: BLE001  # also a selector's: it is the caller's to see
-            done(error)
+            result = settle()
+        except OrbitError as error:
+            # As in `send`: what was stored has not failed, also if there is no second attempt.
+            sending.sender.finish(sending, error if sending.result is None else sending.result)
         else:
-            done(result)
+            if result is None:
+                sending.sender.retry(sending)
+            else:
+                sending.sender.finish(sending, result)
+
+    async def finish(self, sending: Sending) -> None:
+        """Make attempts until there is an outcome, which the sender gets."""
+        try:
+            outcome: SendResult | Exception = await self._outcome(sending)
+        except Exception as error:  # noqa: BLE001  # also a selector's: it is the caller's to see
+            outcome = error
+        sending.sender.finish(sending, outcome)
 
     async def find(self, sending: Sending) -> tuple[Queue, bool]:
         """Its queue, and whether there are other brokers. Raises also what a selector raises."""
@@ -528,7 +570,7 @@ class Publisher:
 
     def next_broker(self, sending: Sending) -> str | None:
         """The broker of its queue, as far as that is known. Raises what a selector raises."""
-        publication = self._known(sending.draft.topic)
+        publication = self.known(sending.draft.topic)
         if publication is None:
             return None
         sending.first = self._targets.choice(sending, publication)
@@ -536,7 +578,7 @@ class Publisher:
 
     def has_others(self, topic: str) -> bool:
         """Whether more than one broker is known to take messages of a topic."""
-        publication = self._known(topic)
+        publication = self.known(topic)
         return publication is not None and publication.has_others
 
     def avoids(self, broker: str) -> bool:
@@ -600,6 +642,11 @@ class Sending(msgspec.Struct, eq=False):
     error: OrbitError | None = None
     #: Stored, but not as safely as wanted.
     result: SendResult | None = None
+    #: What gets the outcome of a message that waits for its turn, and its future for it.
+    sender: Sender = cast("Sender", None)
+    sent: Sent | None = None
+    #: When the attempt under way is given up.
+    until: float = 0.0
 
     @property
     def deadline(self) -> float:
@@ -610,6 +657,11 @@ class Sending(msgspec.Struct, eq=False):
     def is_bound(self) -> bool:
         """Whether the message may go to one queue only."""
         return self.queue is not None or self.select is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing says yet which queue it goes to."""
+        return self.queue is None and self.select is None and self.first is None
 
     @property
     def topic(self) -> str:
@@ -653,6 +705,27 @@ def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -
         header.transaction_id,
         header.recall_handle,
     )
+
+
+def results_of(
+    unique_ids: Sequence[str], queue: Queue, status: SendStatus, answer: Command
+) -> list[SendResult]:
+    """The same for each message of a batch."""
+    try:
+        header = answer.header(SendMessageResponse)
+    except HeaderError as error:
+        raise SendFailed(queue.topic, 1, error) from error
+    if header.queue_id != queue.id:
+        queue = Queue(queue.topic, queue.broker, header.queue_id)
+    offset_ids = header.msg_id.split(",")
+    if len(offset_ids) != len(unique_ids):
+        # A topic that stores a batch as one record has one place for all of it.
+        offset_ids = (offset_ids + offset_ids[:1] * len(unique_ids))[: len(unique_ids)]
+    first = header.queue_offset
+    return [
+        SendResult(status, unique_id, offset_id, queue, first + place)
+        for place, (unique_id, offset_id) in enumerate(zip(unique_ids, offset_ids, strict=True))
+    ]
 
 
 #: What differs between sends to the same topic and broker.

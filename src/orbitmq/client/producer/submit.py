@@ -1,10 +1,10 @@
 """Messages that are sent in the background: their number is bounded and their order kept.
 
-A message is sent immediately if its broker is connected. Any other one waits as a task: first until
-the queues of its topic are known, then until its broker is connected, each time behind those that
-were submitted before it for the same. So what is not ready holds up no other topic or broker. A
-message waits no longer than its own timeout; one that may go to another broker waits half of that,
-and is then sent elsewhere. One that may not keeps its place until it has an outcome.
+A message goes to the `Accumulator` if its broker is connected. Any other one waits as a task: first
+until the queues of its topic are known, then until its broker is connected, each time behind those
+that were submitted before it for the same. So what is not ready holds up no other topic or broker.
+A message waits no longer than its own timeout; one that may go to another broker waits half of
+that, and is then sent elsewhere. One that may not keeps its place until it has an outcome.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from orbitmq.client.producer.accumulator import Accumulator
 from orbitmq.client.producer.send import SendResult, outcome_at_stop
 from orbitmq.errors import NotRunning, TooManyInFlight
 from orbitmq.remoting.connection import call_on_loop
@@ -23,11 +24,8 @@ from orbitmq.remoting.connection import call_on_loop
 if TYPE_CHECKING:
     from orbitmq.client.loopthread import LoopThread
     from orbitmq.client.producer.core import ProducerCore
-    from orbitmq.client.producer.send import Done, Sending
+    from orbitmq.client.producer.send import Sending
 
-Submitted: TypeAlias = concurrent.futures.Future[SendResult]
-#: What tells the outcome to a thread or to a coroutine.
-Sent: TypeAlias = Submitted | asyncio.Future[SendResult]
 #: What messages wait for together: the queues of a topic (None), or the topic's broker.
 Key: TypeAlias = tuple[str, str | None]
 
@@ -40,32 +38,57 @@ class Submissions:
         self._monotonic = core.engine.clock.monotonic
         self.in_flight = InFlight(core.settings.max_in_flight, core.settings.max_in_flight_bytes)
         self._lines: dict[Key, Line] = {}
+        self._made: Accumulator | None = None
+        self._awaited = Awaited(core)
+
+    @property
+    def _accumulator(self) -> Accumulator:
+        """Raises `NotRunning`."""
+        publisher = self._core.publisher
+        if self._made is None:
+            self._made = Accumulator(publisher, self._core.drafting, self._core.settings)
+        return self._made
 
     async def submit(self, sending: Sending) -> asyncio.Future[SendResult]:
         """Have a message sent; returns when there is room for it. Raises `TooManyInFlight`."""
-        sent: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        if not self.in_flight.try_enter(sent, sending):
-            await self.in_flight.enter(sent, sending)
-        self.begin(sent, sending)
+        sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        sending.sender, sending.sent = self, sent
+        if not self.in_flight.try_enter(sending):
+            await self.in_flight.enter(sending)
+        self.begin(sending)
         return sent
 
-    def begin(self, sent: Sent, sending: Sending) -> None:
+    async def send(self, sending: Sending) -> SendResult:
+        """Send a message among what else waits for its queue; without a limit, and not in order
+        with what is submitted."""
+        sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        sending.sender, sending.sent = self._awaited, sent
+        if not self._lines and self._accumulator.take(sending):
+            try:
+                result: SendResult | None = await sent
+            except asyncio.CancelledError:
+                sending.timeout = 0.0  # if it still waits, it goes no more
+                raise
+            if result is not None:
+                return result
+        return await self._core.publisher.send(sending)
+
+    def begin(self, sending: Sending) -> None:
         """Send a message that is in flight now, or when its turn has come. On the loop."""
-        done = partial(self.finish, sent)
         topic = sending.draft.topic
         try:
-            publisher = self._core.publisher
+            publisher, accumulator = self._core.publisher, self._accumulator
             may_begin = not self._lines
             if not may_begin and (topic, None) not in self._lines:
                 broker = publisher.next_broker(sending)
                 may_begin = broker is not None and (topic, broker) not in self._lines
-            if may_begin and publisher.begin_at_once(sending, done):
+            if may_begin and accumulator.take(sending):
                 return
             broker = None if (topic, None) in self._lines else publisher.next_broker(sending)
             place: list[Line] = []
-            task = self._core.engine.spawn(self._wait(sending, place, done), "submit")
+            task = self._core.engine.spawn(self._wait(sending, place), "submit")
         except BaseException as error:
-            done(error)
+            self.finish(sending, error)
             if not isinstance(error, Exception):
                 raise
             return
@@ -73,42 +96,55 @@ class Submissions:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._leave(place.pop())
-            # Here and not in the coroutine, which may be cancelled before its first step.
-            if task.cancelled():
-                done(outcome_at_stop(sending))
+            self._ended(task, sending)
 
         task.add_done_callback(ended)
 
-    def finish(
-        self,
-        sent: Sent,
-        outcome: SendResult | BaseException,
-    ) -> None:
+    def finish(self, sending: Sending, outcome: SendResult | BaseException) -> None:
         """Tell the outcome of a message, if it has none yet."""
-        sending = self.in_flight.leave(sent)
-        if sending is None:
+        if not self.in_flight.leave(sending):
             return
         self._core.note_outcome(sending.topic, outcome)
-        if sent.done():  # cancelled by the application
+        sent = sending.sent
+        if isinstance(sent, SendFuture):
+            sent.settle(outcome)
+        elif sent is None or sent.done():  # cancelled by the application
             return
-        if isinstance(outcome, SendResult):
-            sent.set_result(outcome)
-        else:
+        elif isinstance(outcome, BaseException):
             sent.set_exception(outcome)
             sent.exception()  # it was logged, and need not be retrieved
+        else:
+            sent.set_result(outcome)
 
-    async def _wait(self, sending: Sending, place: list[Line], done: Done) -> None:
+    def retry(self, sending: Sending) -> None:
+        """Make further attempts in a task."""
+        try:
+            task = self._core.engine.spawn(self._core.publisher.finish(sending), "send again")
+        except NotRunning as error:
+            self.finish(sending, sending.result or error)
+        else:
+            task.add_done_callback(lambda task: self._ended(task, sending))
+
+    def not_ready(self, sending: Sending) -> None:
+        self.begin(sending)
+
+    def _ended(self, task: asyncio.Task[None], sending: Sending) -> None:
+        # Here and not in the coroutine, which may be cancelled before its first step.
+        if task.cancelled():
+            self.finish(sending, outcome_at_stop(sending))
+
+    async def _wait(self, sending: Sending, place: list[Line]) -> None:
         publisher = self._core.publisher
         topic, (line,) = sending.draft.topic, place
         others = publisher.has_others(topic)
         if line.broker is None:
             if not await line.turn(sending.deadline - self._monotonic()):
-                done(publisher.expired(sending, None))
+                self.finish(sending, publisher.expired(sending, None))
                 return
             try:
                 queue, others = await publisher.find(sending)
             except Exception as error:  # noqa: BLE001  # also a selector's
-                done(error)
+                self.finish(sending, error)
                 return
             finally:
                 line.lock.release()
@@ -126,20 +162,28 @@ class Submissions:
                     publisher.pass_by(sending, broker)
                 elif sending.first is not None:
                     await publisher.connect(sending, sending.first, others)
-                if publisher.begin_at_once(sending, done):
+                if self._takes(sending):
                     return
                 if not others:
                     # Those behind it would overtake it if it left the line now.
-                    await publisher.finish(sending, done)
+                    await publisher.finish(sending)
                     return
             finally:
                 line.lock.release()
         elif others:
             publisher.pass_by(sending, broker)
         else:
-            done(publisher.expired(sending, sending.queue or sending.first))
+            self.finish(sending, publisher.expired(sending, sending.queue or sending.first))
             return
-        await publisher.finish(sending, done)
+        await publisher.finish(sending)
+
+    def _takes(self, sending: Sending) -> bool:
+        """Whether its turn has come; also if it has its outcome, as a selector has raised."""
+        try:
+            return self._accumulator.take(sending)
+        except Exception as error:  # noqa: BLE001  # the caller's to see
+            self.finish(sending, error)
+            return True
 
     def _enter(self, topic: str, broker: str | None) -> Line:
         line = self._lines.get((topic, broker))
@@ -152,6 +196,32 @@ class Submissions:
         line.members -= 1
         if not line.members:
             del self._lines[line.topic, line.broker]
+
+
+class Awaited:
+    """Gives messages back to the coroutines that wait for them."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        self._core = core
+
+    def finish(self, sending: Sending, outcome: SendResult | BaseException) -> None:
+        sent, counts = sending.sent, self._core.counts
+        if sent is None or sent.done():  # given up by its coroutine
+            return
+        if isinstance(outcome, BaseException):
+            counts.failed += 1
+            sent.set_exception(outcome)
+        else:
+            counts.sent += 1
+            sent.set_result(outcome)
+
+    def retry(self, sending: Sending) -> None:
+        """Have the coroutine go on by itself."""
+        sent = sending.sent
+        if isinstance(sent, asyncio.Future) and not sent.done():
+            sent.set_result(None)
+
+    not_ready = retry
 
 
 class Line:
@@ -182,35 +252,35 @@ class ThreadSubmissions(Submissions):
         super().__init__(core)
         self._thread = thread
         #: Those in flight that the loop has not begun.
-        self._posted: deque[Submitted] = deque()
+        self._posted: deque[Sending] = deque()
         self._wake_is_due = False
 
     @property
     def latest_deadline(self) -> float:
         """When the time of everything that was submitted so far is up."""
-        found = list(self.in_flight.messages.values())
+        found = list(self.in_flight.messages)
         return max((sending.deadline for sending in found), default=0.0)
 
-    def post(self, sending: Sending) -> Submitted:
+    def post(self, sending: Sending) -> concurrent.futures.Future[SendResult]:
         """Have a message sent; blocks until there is room for it. Raises `TooManyInFlight`."""
-        sent: Submitted = concurrent.futures.Future()
-        sent.set_running_or_notify_cancel()
+        sent = SendFuture()
+        sending.sender, sending.sent = self, sent
         try:
-            has_room = self.in_flight.try_enter(sent, sending)
+            has_room = self.in_flight.try_enter(sending)
         finally:
             # A thread that is interrupted leaves nothing in flight that is not sent.
-            if sent in self.in_flight.messages:
-                self._posted.append(sent)
+            if sending in self.in_flight.messages:
+                self._posted.append(sending)
                 self.wake()
         if not has_room:
             if self._thread.is_current:  # a callback: if it waited, the loop would make no room
                 raise self.in_flight.full(0.0)
-            self._thread.run(self._begin_with_room(sent, sending))
+            self._thread.run(self._begin_with_room(sending))
         return sent
 
-    async def _begin_with_room(self, sent: Submitted, sending: Sending) -> None:
-        await self.in_flight.enter(sent, sending)
-        self.begin(sent, sending)
+    async def _begin_with_room(self, sending: Sending) -> None:
+        await self.in_flight.enter(sending)
+        self.begin(sending)
 
     def wake(self) -> None:
         """Have the loop begin what was posted; if it has ended, tell all outcomes."""
@@ -234,21 +304,87 @@ class ThreadSubmissions(Submissions):
         # First this: a thread that finds it set has added its message before.
         self._wake_is_due = False
         # A list is made in one step; other threads may add meanwhile.
-        for sent, sending in list(self.in_flight.messages.items()):
-            self.finish(sent, outcome_at_stop(sending))
+        for sending in list(self.in_flight.messages):
+            self.finish(sending, outcome_at_stop(sending))
 
     def _begin_posted(self) -> None:
         # First this: a thread that finds it set has posted its message before.
         self._wake_is_due = False
         try:
-            # All that waits here was posted since the last turn: the place to put it in batches.
-            while self._posted:
-                sent = self._posted.popleft()
-                if (sending := self.in_flight.messages.get(sent)) is not None:
-                    self.begin(sent, sending)
+            with self._gathered():
+                while self._posted:
+                    sending = self._posted.popleft()
+                    if sending in self.in_flight.messages:
+                        self.begin(sending)
         finally:
             if self._posted:  # a callback or a selector wants the program to end
                 asyncio.get_running_loop().call_soon(self._begin_posted)
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        """What is begun meanwhile was posted since the last turn, and goes together."""
+        try:
+            return self._accumulator.burst()
+        except NotRunning:  # each message meets it again
+            return nullcontext()
+
+
+#: States of `concurrent.futures.Future`.
+_RUNNING: Final = "RUNNING"
+_FINISHED: Final = "FINISHED"
+
+
+class SendFuture(concurrent.futures.Future[SendResult]):
+    """The outcome of a submitted message, of which many thousands are made in a second.
+
+    A condition makes most of the cost of such a future, and few futures need one: most have their
+    outcome when somebody looks. So the first one that asks before makes it. No lock is needed: he
+    claims the future before he looks at its state, and an outcome is there before it claims it.
+    """
+
+    _state: str = _RUNNING
+    _result: SendResult | None = None
+    _exception: BaseException | None = None
+
+    def __init__(self) -> None:
+        # What the base class sets is set in the class, or when it is looked for.
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_condition", "_waiters", "_done_callbacks"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        values = self.__dict__
+        values.setdefault("_waiters", [])
+        values.setdefault("_done_callbacks", [])
+        values.setdefault("_condition", threading.Condition())
+        values.setdefault("_claim", _RUNNING)
+        return values[name]
+
+    def settle(self, outcome: SendResult | BaseException) -> None:
+        """Give it its outcome, once."""
+        if isinstance(outcome, BaseException):
+            self._exception = outcome
+        else:
+            self._result = outcome
+        self._state = _FINISHED
+        if self.__dict__.setdefault("_claim", _FINISHED) is _FINISHED:
+            return
+        with self._condition:
+            for waiter in self._waiters:
+                if self._exception is None:
+                    waiter.add_result(self)
+                else:
+                    waiter.add_exception(self)
+            self._condition.notify_all()
+        self._invoke_callbacks()
+
+    def done(self) -> bool:
+        return self._state is _FINISHED
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        result = self._result
+        if self._state is _FINISHED and result is not None:
+            return result
+        return super().result(timeout)
 
 
 class InFlight:
@@ -262,7 +398,7 @@ class InFlight:
         self._most = most
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self.messages: dict[Sent, Sending] = {}
+        self.messages: dict[Sending, None] = {}
         self._entered_bytes = self._left_bytes = 0
         #: Held by the first one that waits for room; the others wait for this.
         self._turn = asyncio.Lock()
@@ -277,33 +413,34 @@ class InFlight:
         size = self._entered_bytes - self._left_bytes
         return TooManyInFlight(self.count, size, timeout)
 
-    def try_enter(self, sent: Sent, sending: Sending) -> bool:
+    def try_enter(self, sending: Sending) -> bool:
         """Whether there is room for a message, which is in flight then."""
-        return not self._turn.locked() and self._take(sent, sending)
+        return not self._turn.locked() and self._take(sending)
 
-    async def enter(self, sent: Sent, sending: Sending) -> None:
+    async def enter(self, sending: Sending) -> None:
         """Returns when there is room for a message, within its time. Raises `TooManyInFlight`."""
         try:
             async with asyncio.timeout(sending.timeout), self._turn:
-                while not self._take(sent, sending):
+                while not self._take(sending):
                     await self._change()
         except TimeoutError:
             raise self.full(sending.timeout) from None
 
-    def leave(self, sent: Sent) -> Sending | None:
-        """A message was answered, or never will be; None if it has left already."""
-        sending = self.messages.pop(sent, None)
-        if sending is not None:
-            self._left_bytes += len(sending.draft.body)
-            self._has_changed.set()
-        return sending
+    def leave(self, sending: Sending) -> bool:
+        """A message was answered, or never will be; False if it has left already."""
+        if sending not in self.messages:
+            return False
+        del self.messages[sending]
+        self._left_bytes += len(sending.draft.body)
+        self._has_changed.set()
+        return True
 
     async def until_empty(self) -> None:
         """Returns when nothing is in flight."""
         while self.messages:
             await self._change()
 
-    def _take(self, sent: Sent, sending: Sending) -> bool:
+    def _take(self, sending: Sending) -> bool:
         size = len(sending.draft.body)
         with self._lock:
             count, entered_bytes = len(self.messages), self._entered_bytes + size
@@ -312,7 +449,7 @@ class InFlight:
             ):
                 return False
             # An interrupt can come after a call only, and so not between these.
-            self.messages[sent] = sending
+            self.messages[sending] = None
             self._entered_bytes = entered_bytes
         return True
 

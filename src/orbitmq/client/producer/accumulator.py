@@ -1,0 +1,488 @@
+"""Messages on their way to their queues, gathered into batch frames.
+
+A queue has one round of frames in flight. What comes meanwhile waits and is the next round, so that
+batches grow with the load and a lone message is not delayed. Messages that may go to any queue of
+their topic wait together; their next round goes to the next queue whose broker can take more. What
+a batch cannot carry goes alone, in its place between the batches of a round.
+
+Each message has its own outcome and its own time. A broker stores a batch as a whole or not at all:
+one that it refuses is halved until the refused message is alone, the others keeping their order.
+Everything belongs to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.client.producer.send import RETRIED, STORED, SendResult, SendStatus, results_of
+from orbitmq.errors import OrbitError
+from orbitmq.message.stored import MIN_ELEMENT_SIZE, encode_batch
+from orbitmq.remoting.settings import RemotingError, RequestTimedOut
+from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.command import Command
+
+if TYPE_CHECKING:
+    from orbitmq.client.producer.core import Draft, Drafting, SendSettings
+    from orbitmq.client.producer.send import Publication, Publisher, Sending
+    from orbitmq.client.routes import Queue
+    from orbitmq.remoting.connection import Connection
+
+#: Rounds of messages for any queue that are in flight to one broker: it works on one while the
+#: answer to the other is on its way.
+_FREE_ROUNDS: Final = 2
+#: Queues and topics that are kept while nothing waits for them.
+_MOST_IDLE: Final = 1024
+_NEVER: Final = float("inf")
+#: A round has so many messages and bytes, or a whole batch.
+_ROUND: Final = 256
+_ROUND_BYTES: Final = 1024 * 1024
+#: Of the refusals that are not final for a message, the one that a single message may cause.
+_SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+
+
+class Lane:
+    """One queue: what waits for it, in its order, and what is in flight to it."""
+
+    __slots__ = ("queue", "round", "waiting")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.waiting: deque[Sending] = deque()
+        self.round: Round | None = None
+
+
+class Pool:
+    """The messages of one topic that may go to any queue, in their order."""
+
+    __slots__ = ("in_flight", "is_full", "next_queue", "topic", "waiting")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.waiting: deque[Sending] = deque()
+        #: Rounds by broker.
+        self.in_flight: Counter[str] = Counter()
+        #: Whether all brokers have as much as they can take until the next answer.
+        self.is_full = False
+        #: Where the next round goes, if that has been chosen.
+        self.next_queue: Queue | None = None
+
+
+class Round:
+    """Frames that were sent to one queue together."""
+
+    __slots__ = ("frames", "is_open", "lane", "pool")
+
+    def __init__(self, lane: Lane, pool: Pool | None, frames: list[Frame]) -> None:
+        self.lane = lane
+        self.pool = pool
+        self.frames = frames
+        #: Frames that have no outcome yet.
+        self.is_open = len(frames)
+
+
+class Frame:
+    """Messages that are stored together or not at all."""
+
+    __slots__ = ("began", "connection", "members", "parts")
+
+    def __init__(self, members: list[Sending]) -> None:
+        #: Those that are in flight; None in the place of one that has an outcome already.
+        self.members: list[Sending | None] = []
+        #: What is still to be sent, the next part last: halves, if the broker has refused it.
+        self.parts = [members]
+        self.began = 0.0
+        self.connection: Connection | None = None
+
+
+class Accumulator:
+    """The messages of one producer that are submitted, or sent by coroutines."""
+
+    def __init__(self, publisher: Publisher, drafting: Drafting, settings: SendSettings) -> None:
+        self._publisher = publisher
+        self._drafting = drafting
+        self._loop = asyncio.get_running_loop()
+        self._monotonic = publisher.monotonic
+        self._most = settings.batch_messages
+        self._most_bytes = settings.largest_batch
+        self._linger = settings.linger
+        self._lanes: dict[Queue, Lane] = {}
+        self._pools: dict[str, Pool] = {}
+        #: What has got messages in a burst that goes on: see `burst`.
+        self._burst: dict[Lane | Pool, None] | None = None
+        #: When the first message may run out of time, and the timer for it.
+        self._watched = _NEVER
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- taking messages
+
+    def take(self, sending: Sending) -> bool:
+        """Send a message when its turn has come; its sender gets the outcome.
+
+        False, and nothing is done, if something has to be found out before. Raises what a selector
+        raises.
+        """
+        publisher = self._publisher
+        publication = publisher.known(sending.draft.topic)
+        if publication is None:
+            return False
+        deadline = sending.made + sending.timeout
+        place: Lane | Pool | None
+        is_timed = sending.draft.timed_by is not None
+        if sending.is_free and not is_timed:
+            place = self._pools.get(sending.draft.topic)
+            if place is None or not place.waiting:
+                queue = publisher.choice(sending, publication)
+                if not publisher.is_ready(sending.draft, queue):
+                    sending.first = queue
+                    return False
+                place = place or self._pool(sending.draft.topic)
+                place.next_queue = queue
+        else:
+            queue = publisher.choice(sending, publication)
+            place = self._lanes.get(queue)
+            if place is None or is_timed or (place.round is None and not place.waiting):
+                if not publisher.is_ready(sending.draft, queue):
+                    sending.first = queue
+                    return False
+                place = place or self._lane(queue)
+        place.waiting.append(sending)
+        if deadline < self._watched:
+            self._watch(deadline)
+        if self._burst is not None:
+            self._burst[place] = None
+        else:
+            self._push(place)
+        return True
+
+    @contextmanager
+    def burst(self) -> Iterator[None]:
+        """What is taken meanwhile goes together at the end."""
+        burst: dict[Lane | Pool, None] = {}
+        self._burst = burst
+        try:
+            yield
+        finally:
+            self._burst = None
+            for place in burst:
+                self._push(place)
+
+    def _lane(self, queue: Queue) -> Lane:
+        lane = self._lanes.get(queue)
+        if lane is None:
+            if len(self._lanes) >= _MOST_IDLE:
+                self._lanes = {
+                    queue: lane
+                    for queue, lane in self._lanes.items()
+                    if lane.round is not None or lane.waiting
+                }
+            lane = self._lanes[queue] = Lane(queue)
+        return lane
+
+    def _pool(self, topic: str) -> Pool:
+        if len(self._pools) >= _MOST_IDLE:
+            self._pools = {
+                topic: pool
+                for topic, pool in self._pools.items()
+                if pool.waiting or any(pool.in_flight.values())
+            }
+        pool = self._pools[topic] = Pool(topic)
+        return pool
+
+    # ---- sending what waits
+
+    def _push(self, place: Lane | Pool) -> None:
+        """Send what waits there, as far as it may go now."""
+        if not place.waiting or (self._linger and not self._is_due(place)):
+            return
+        if isinstance(place, Pool):
+            self._push_pool(place)
+        elif place.round is None:
+            self._start(place, place.waiting, None)
+
+    def _is_due(self, place: Lane | Pool) -> bool:
+        """Whether the messages are enough, or have waited long enough; if not, they will go."""
+        left = place.waiting[0].made + self._linger - self._monotonic()
+        if left <= 0 or len(place.waiting) >= self._most:
+            return True
+        size = 0
+        for sending in place.waiting:
+            size += _size(sending.draft)
+            if size >= self._most_bytes:
+                return True
+        self._loop.call_later(left, self._push, place)
+        return False
+
+    def _push_pool(self, pool: Pool) -> None:
+        waiting = pool.waiting
+        while waiting and not pool.is_full:
+            publication = self._publisher.known(pool.topic)
+            lane = None if publication is None else self._free_lane(pool, publication)
+            if lane is not None:
+                self._start(lane, waiting, pool)
+            elif not pool.is_full:
+                self._leave(waiting)
+
+    def _free_lane(self, pool: Pool, publication: Publication) -> Lane | None:
+        """Where the next round goes: to a queue whose broker can take more.
+
+        If none can, the pool is full; or else there is no connection. A broker that is not
+        connected while others are busy gets the first message, which connects it.
+        """
+        unready: Queue | None = None
+        for _ in publication.queues:
+            queue = pool.next_queue or self._publisher.choice(pool.waiting[0], publication)
+            pool.next_queue = None
+            lane = self._lanes.get(queue)
+            if self._publisher.open_connection(queue.broker) is None:
+                unready = queue
+            elif pool.in_flight[queue.broker] >= _FREE_ROUNDS or (
+                lane is not None and lane.round is not None
+            ):
+                pool.is_full = True
+            else:
+                pool.is_full = False
+                return lane or self._lane(queue)
+        if unready is not None and pool.is_full:
+            first = pool.waiting.popleft()
+            first.first = unready
+            first.sender.not_ready(first)
+        return None
+
+    def _start(self, lane: Lane, waiting: deque[Sending], pool: Pool | None) -> None:
+        """Send a round of messages to a queue."""
+        broker = lane.queue.broker
+        if self._publisher.open_connection(broker) is None:
+            self._leave(waiting)
+            return
+        # Until a broker has said what it is, nothing is known of its batches.
+        may_batch = self._most > 1 and self._publisher.is_old(broker) is not None
+        most, most_bytes = max(self._most, _ROUND), max(self._most_bytes, _ROUND_BYTES)
+        frames: list[Frame] = []
+        run: list[Sending] = []
+        count = size = run_size = 0
+        while waiting and count < most:
+            sending = waiting[0]
+            its_size = _size(sending.draft)
+            size += its_size
+            if count and size > most_bytes:
+                break
+            waiting.popleft()
+            count += 1
+            sending.first = None
+            is_plain = may_batch and sending.draft.is_plain
+            if (
+                not is_plain
+                or not run
+                or len(run) >= self._most
+                or (run_size + its_size > self._most_bytes)
+            ):
+                run, run_size = [], 0
+                frames.append(Frame(run))
+            run.append(sending)
+            run_size += its_size
+            if not is_plain:
+                run = []
+        lane.round = round_ = Round(lane, pool, frames)
+        if pool is not None:
+            pool.in_flight[broker] += 1
+        for frame in frames:
+            self._advance(round_, frame)
+
+    def _advance(self, round_: Round, frame: Frame) -> None:
+        """Send what is still to be sent of a frame. After the last one its round is over."""
+        while frame.parts:
+            frame.connection = self._publisher.open_connection(round_.lane.queue.broker)
+            if frame.connection is None:
+                left = deque(sending for part in reversed(frame.parts) for sending in part)
+                frame.parts.clear()
+                self._leave(left)
+            elif self._is_sent(round_, frame, frame.parts.pop(), frame.connection):
+                return
+        round_.is_open -= 1
+        if round_.is_open:
+            return
+        lane, pool = round_.lane, round_.pool
+        lane.round = None
+        if pool is not None:
+            pool.in_flight[lane.queue.broker] -= 1
+        self._push(lane)
+        pool = self._pools.get(lane.queue.topic)
+        if pool is not None:
+            pool.is_full = False
+            self._push(pool)
+
+    def _is_sent(
+        self, round_: Round, frame: Frame, part: list[Sending], connection: Connection
+    ) -> bool:
+        """Send a part of a frame; False if it has its outcome already."""
+        publisher, queue = self._publisher, round_.lane.queue
+        frame.began = now = self._monotonic()
+        members = self._in_time(part, now, queue)
+        frame.members = [*members]
+        if not members:
+            return False
+        earliest, latest = publisher.begin_attempts(members, now)
+        if earliest < self._watched:
+            self._watch(earliest)
+        try:
+            if len(members) == 1:
+                draft = members[0].draft
+            else:
+                draft = self._batch(members, is_before_5=bool(publisher.is_old(queue.broker)))
+            encode = publisher.frames.encoder(draft, queue, connection)
+            answered = partial(self._answered, round_, frame)
+            connection.submit_encoded(draft.code, encode, answered, timeout=latest - now)
+        except RemotingError as error:
+            self._settle(queue, frame, error)
+            return False
+        except Exception as error:  # noqa: BLE001  # no frame can be made of it: the caller's to see
+            self._refused(frame, error)
+            return False
+        return True
+
+    def _batch(self, members: Sequence[Sending], *, is_before_5: bool) -> Draft:
+        drafts = [sending.draft for sending in members]
+        body = encode_batch(
+            [(each.body, each.flag, each.properties.encode("utf-8", "replace")) for each in drafts]
+        )
+        return self._drafting.batch(drafts[0], body, len(drafts), is_before_5=is_before_5)
+
+    @staticmethod
+    def _leave(waiting: deque[Sending]) -> None:
+        """Give back messages for which there is no connection."""
+        left = list(waiting)
+        waiting.clear()
+        for sending in left:
+            sending.sender.not_ready(sending)
+
+    # ---- outcomes
+
+    def _answered(self, round_: Round, frame: Frame, outcome: Command | RemotingError) -> None:
+        try:
+            self._settle(round_.lane.queue, frame, outcome)
+        finally:
+            self._advance(round_, frame)
+
+    def _settle(self, queue: Queue, frame: Frame, outcome: Command | RemotingError) -> None:
+        members, frame.members = frame.members, []
+        if len(members) > 1 and isinstance(outcome, Command):
+            if outcome.code in STORED:
+                self._stored(queue, frame, members, outcome)
+                return
+            left = [sending for sending in members if sending is not None]
+            if len(left) > 1 and _may_be_of_one(outcome.code):
+                _halve(frame, left)
+                return
+        for sending in members:
+            if sending is not None:
+                self._publisher.settle(sending, queue, outcome, frame.connection)
+
+    def _stored(
+        self, queue: Queue, frame: Frame, members: Sequence[Sending | None], answer: Command
+    ) -> None:
+        publisher, status = self._publisher, STORED[answer.code]
+        ids = ["" if sending is None else sending.draft.unique_id for sending in members]
+        try:
+            outcomes: Sequence[SendResult | OrbitError] = results_of(ids, queue, status, answer)
+        except OrbitError as error:
+            outcomes = [error] * len(ids)
+        publisher.answered(queue.broker, self._monotonic() - frame.began)
+        for sending, outcome in zip(members, outcomes, strict=True):
+            if sending is None:
+                continue
+            if status is SendStatus.OK or not isinstance(outcome, SendResult):
+                sending.sender.finish(sending, outcome)
+            else:
+                publisher.settle_stored(sending, outcome)
+
+    @staticmethod
+    def _refused(frame: Frame, error: Exception) -> None:
+        """No frame can be made of the messages."""
+        members = [sending for sending in frame.members if sending is not None]
+        frame.members = []
+        if len(members) > 1:
+            _halve(frame, members)
+        else:
+            members[0].sender.finish(members[0], error)
+
+    # ---- running out of time
+
+    def _watch(self, at: float) -> None:
+        """Look at all messages at this time."""
+        self._watched = at
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, at - self._monotonic()), self._expire)
+
+    def _expire(self) -> None:
+        """Tell the messages whose time is up, wherever they are."""
+        self._watched, now = _NEVER, self._monotonic()
+        for pool in tuple(self._pools.values()):
+            publication = self._publisher.known(pool.topic)
+            queue = None if publication is None else publication.queues[0]
+            pool.waiting = deque(self._in_time(pool.waiting, now, queue))
+        for lane in tuple(self._lanes.values()):
+            lane.waiting = deque(self._in_time(lane.waiting, now, lane.queue))
+            for frame in () if lane.round is None else lane.round.frames:
+                frame.parts = [self._in_time(part, now, lane.queue) for part in frame.parts]
+                self._expire_in_flight(frame, lane.queue, now)
+        left = self._times()
+        earliest = min(left, default=_NEVER)
+        if earliest < self._watched:
+            self._watch(earliest)
+
+    def _in_time(
+        self, sendings: Iterable[Sending], now: float, queue: Queue | None
+    ) -> list[Sending]:
+        """Those that have time left; the others get their outcome."""
+        kept: list[Sending] = []
+        for sending in sendings:
+            if sending.made + sending.timeout > now:
+                kept.append(sending)
+            else:
+                sending.sender.finish(sending, self._publisher.expired(sending, queue))
+        return kept
+
+    def _expire_in_flight(self, frame: Frame, queue: Queue, now: float) -> None:
+        connection = frame.connection
+        for place, sending in enumerate(frame.members):
+            if sending is None or connection is None or sending.until > now:
+                continue
+            frame.members[place] = None
+            late = RequestTimedOut(connection.remote, sending.draft.code, now - sending.began)
+            self._publisher.settle(sending, queue, late, connection)
+
+    def _times(self) -> Iterator[float]:
+        """When each message runs out of time."""
+        places: list[Lane | Pool] = [*self._pools.values(), *self._lanes.values()]
+        for place in places:
+            for sending in place.waiting:
+                yield sending.deadline
+        for lane in self._lanes.values():
+            for frame in () if lane.round is None else lane.round.frames:
+                for part in frame.parts:
+                    for sending in part:
+                        yield sending.deadline
+                for flying in frame.members:
+                    if flying is not None:
+                        yield flying.until
+
+
+def _size(draft: Draft) -> int:
+    """The bytes of a message in a batch, if its properties are ASCII."""
+    return MIN_ELEMENT_SIZE + len(draft.body) + len(draft.properties)
+
+
+def _may_be_of_one(code: int) -> bool:
+    """Whether a single message of a batch may be what a broker refuses."""
+    return code not in RETRIED or code == _SYSTEM_ERROR
+
+
+def _halve(frame: Frame, members: list[Sending]) -> None:
+    middle = len(members) // 2
+    frame.parts += (members[middle:], members[:middle])
