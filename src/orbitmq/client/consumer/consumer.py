@@ -59,13 +59,13 @@ from orbitmq.client.consumer.settings import (
     RebalanceSettings,
 )
 from orbitmq.client.consumer.statistics import (
-    ConsumerDescription,
     ConsumerStatistics,
     Statistics,
     describe,
     metrics_text,
+    properties,
 )
-from orbitmq.client.consumer.strategies import Averagely, Strategy, name_of, strategy_named
+from orbitmq.client.consumer.strategies import Averagely, Strategy, strategy_named
 from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions, check_subscriptions
 from orbitmq.client.consumer.workers import DirectCall, WorkerPool
 from orbitmq.client.engine import AsyncLife, Engine, ProcessCheck
@@ -711,27 +711,15 @@ class GroupMember(ABC):
         await self.rebalancer.reset(offsets)
 
     def _described(self, *, workers: int, stacks: str | None = None) -> ConsumerRunningInfo:
-        options = self.options
-        particulars = ConsumerDescription(
-            group=self.group,
-            name_servers=self.engine.settings.name_servers,
-            model=options.model,
-            begins=wire_name(options.consume_from),
-            strategy=name_of(options.strategy),
-            is_ordered=options.ordered,
+        settings = properties(
+            self.group,
+            self.options,
+            self.engine.settings.name_servers,
             started_at=self._started_at,
-            consume=options.consume,
-            pull=options.pull,
-            flow=options.flow,
-        )
-        return describe(
-            self.rebalancer.running_info(),
-            particulars,
-            self.subscriptions,
-            self.statistics,
             workers=workers,
-            stacks=stacks,
         )
+        info = self.rebalancer.running_info()
+        return describe(info, settings, self.subscriptions, self.statistics, stacks=stacks)
 
     def _log_start(self, what: str) -> None:
         log.info(

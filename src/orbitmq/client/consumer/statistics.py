@@ -18,17 +18,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from orbitmq.client.consumer.progress import wire_name
 from orbitmq.client.consumer.sendback import DEFAULT_RETRIES
+from orbitmq.client.consumer.strategies import name_of
 from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies import ConsumeStatus, ConsumeType
 from orbitmq.wire.codes import OUR_VERSION, release_of
 
 if TYPE_CHECKING:
+    from orbitmq.client.consumer.consumer import ConsumerOptions
     from orbitmq.client.consumer.pull import PullDelay
-    from orbitmq.client.consumer.settings import ConsumeSettings, FlowSettings, PullSettings
     from orbitmq.client.consumer.subscriptions import Subscriptions
     from orbitmq.client.routes import Queue
-    from orbitmq.wire.bodies import ConsumeFromWhere, ConsumerRunningInfo, MessageModel
+    from orbitmq.wire.bodies import ConsumerRunningInfo
 
 
 #: Slots of a rate, and the seconds of each.
@@ -402,7 +404,7 @@ def _put_off(member: Mapping[str, str], statistics: ConsumerStatistics) -> Itera
     if not statistics.put_off:
         return
     name = "pulls_put_off_total"
-    yield from _head(name, "counter", "Pulls that came later, or were odd, by queue and reason.")
+    yield from _head(name, "counter", "Delayed or unusual pulls, by queue and reason.")
     for (queue, reason), count in sorted(statistics.put_off.items()):
         place = {"topic": queue.topic, "broker": queue.broker, "queue": str(queue.id)}
         yield _sample(name, {**member, **place, "reason": reason.value}, count)
@@ -430,61 +432,52 @@ def _escaped(text: str) -> str:
 _MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerDescription:
-    """The properties that do not change during the life of a consumer."""
-
-    group: str
-    name_servers: Iterable[object]
-    model: MessageModel
-    begins: ConsumeFromWhere
-    strategy: str
-    is_ordered: bool
-    started_at: float
-    consume: ConsumeSettings
-    pull: PullSettings
-    flow: FlowSettings
-
-    def properties(self, workers: int) -> dict[str, str]:
-        """Under the names that Apache's tools read."""
-        release = release_of(OUR_VERSION)
-        version = str(OUR_VERSION) if release is None else f"V{release}".replace(".", "_")
-        consume, pull, flow = self.consume, self.pull, self.flow
-        retries = consume.max_retries
-        if retries is None:
-            retries = -1 if self.is_ordered else DEFAULT_RETRIES
-        found: dict[str, object] = {
-            "PROP_NAMESERVER_ADDR": ";".join(map(str, self.name_servers)) + ";",
-            "PROP_CONSUME_TYPE": ConsumeType.CONSUME_PASSIVELY.value,
-            "PROP_CONSUMEORDERLY": str(self.is_ordered).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": workers,
-            "PROP_CLIENT_VERSION": version,
-            "PROP_CONSUMER_START_TIMESTAMP": milliseconds(self.started_at),
-            "consumerGroup": self.group,
-            "messageModel": self.model.value,
-            "consumeFromWhere": self.begins.value,
-            "allocateMessageQueueStrategy": self.strategy,
-            "consumeThreadMin": workers,
-            "consumeThreadMax": workers,
-            "consumeTimeout": round(consume.timeout / 60),
-            "maxReconsumeTimes": retries,
-            "suspendCurrentQueueTimeMillis": round(consume.suspend * 1000),
-            "pullBatchSize": pull.batch_size,
-            "pullInterval": round(pull.interval * 1000),
-            "pullThresholdForQueue": flow.max_cached_messages,
-            "pullThresholdSizeForQueue": flow.max_cached_bytes // _MIB,
-            "consumeConcurrentlyMaxSpan": flow.max_span,
-        }
-        return {name: str(value) for name, value in found.items()}
+def properties(
+    group: str,
+    options: ConsumerOptions,
+    name_servers: Iterable[object],
+    *,
+    started_at: float,
+    workers: int,
+) -> dict[str, str]:
+    """The settings of a consumer, under the names that Apache's tools read."""
+    release = release_of(OUR_VERSION)
+    version = str(OUR_VERSION) if release is None else f"V{release}".replace(".", "_")
+    consume, pull, flow = options.consume, options.pull, options.flow
+    retries = consume.max_retries
+    if retries is None:
+        retries = -1 if options.ordered else DEFAULT_RETRIES
+    found: dict[str, object] = {
+        "PROP_NAMESERVER_ADDR": ";".join(map(str, name_servers)) + ";",
+        "PROP_CONSUME_TYPE": ConsumeType.CONSUME_PASSIVELY.value,
+        "PROP_CONSUMEORDERLY": str(options.ordered).lower(),
+        "PROP_THREADPOOL_CORE_SIZE": workers,
+        "PROP_CLIENT_VERSION": version,
+        "PROP_CONSUMER_START_TIMESTAMP": milliseconds(started_at),
+        "consumerGroup": group,
+        "messageModel": options.model.value,
+        "consumeFromWhere": wire_name(options.consume_from).value,
+        "allocateMessageQueueStrategy": name_of(options.strategy),
+        "consumeThreadMin": workers,
+        "consumeThreadMax": workers,
+        "consumeTimeout": round(consume.timeout / 60),
+        "maxReconsumeTimes": retries,
+        "suspendCurrentQueueTimeMillis": round(consume.suspend * 1000),
+        "pullBatchSize": pull.batch_size,
+        "pullInterval": round(pull.interval * 1000),
+        "pullThresholdForQueue": flow.max_cached_messages,
+        "pullThresholdSizeForQueue": flow.max_cached_bytes // _MIB,
+        "consumeConcurrentlyMaxSpan": flow.max_span,
+    }
+    return {name: str(value) for name, value in found.items()}
 
 
 def describe(
     info: ConsumerRunningInfo,
-    particulars: ConsumerDescription,
+    settings: dict[str, str],
     subscriptions: Subscriptions,
     statistics: Statistics,
     *,
-    workers: int,
     stacks: str | None = None,
 ) -> ConsumerRunningInfo:
     """The complete running info, from `info` about the queues.
@@ -503,7 +496,7 @@ def describe(
     }
     return msgspec.structs.replace(
         info,
-        properties=particulars.properties(workers) | info.properties,
+        properties=settings | info.properties,
         subscription_set=subscriptions.to_data(),
         status_table={topic: statistics.status(topic) for topic in subscriptions.topics},
         user_consumer_info={name: str(count) for name, count in own.items()}
