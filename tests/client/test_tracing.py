@@ -316,3 +316,27 @@ except MissingExtra as error:
     loaded, refused = ran.stdout.splitlines()
     assert loaded == "[]"
     assert re.search(r"pip install '.*\[otel\]'", refused)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_what_a_handler_publishes_continues_the_trace_of_its_message(recorder, cluster, is_async):
+    cluster.create_topic("invoices", queues=1)
+    consumer = billing(cluster, recorder)
+
+    def bill(order: dict[str, int]) -> object:
+        return {"total": order["cents"]}
+
+    async def bill_async(order: dict[str, int]) -> object:
+        return bill(order)
+
+    consumer.on("orders", publish="invoices")(bill_async if is_async else bill)
+    with shop(cluster, recorder.tracing) as producer:
+        producer.send("orders", {"cents": 100})
+    with consumer:
+        until(lambda: recorder.named("process orders"), "the span of the handler")
+
+    (sent,) = recorder.named("send invoices")
+    assert chain(recorder.spans, sent)[-2:] == ["process orders", "send invoices"]
+    (invoice,) = cluster.messages("invoices")
+    context = sent.context
+    assert f"{context.trace_id:032x}-{context.span_id:016x}" in invoice.get_property("traceparent")
