@@ -93,9 +93,10 @@ class CrewHandover:
             for place, messages in self._batches.pulls[first : first + _AT_ONCE]:
                 owned = self._owned[place]
                 self._left += len(messages)
-                for binding, some in self._bindings.split(owned.queue, messages):
-                    call = Call(binding, owned, some, time.monotonic)
-                    self._worker_pool.workers_for(binding.is_async).submit(call)
+                self._worker_pool.workers_for(is_async=False).submit(
+                    Call(binding, owned, some, time.monotonic)
+                    for binding, some in self._bindings.split(owned.queue, messages)
+                )
                 if place == _QUEUES - 1:
                     await asyncio.sleep(0)
             async with asyncio.timeout(_DEADLINE):

@@ -234,7 +234,7 @@ class TestWhileRunning:
             await until_owned(consumer, 4)
             consumer.pause()
             # What is held at the broker already may still bring one batch for each queue.
-            await fill(cluster, "orders", 400)
+            await fill(cluster, "orders", 2000)
             await until(
                 lambda: all(
                     consumer.statistics().put_off.get((queue, PullDelay.PAUSED))
@@ -243,10 +243,10 @@ class TestWhileRunning:
             )
             assert "orbitmq_consumer_pulls_put_off_total{" in consumer.metrics()
             assert len(own_queues(consumer)) == 4
-            assert len(seen) < 400
+            assert len(seen) < 2000
 
             consumer.resume()
-            await until(lambda: len(seen) == 400)
+            await until(lambda: len(seen) == 2000)
 
     async def test_a_new_condition_applies_from_then_on(self, cluster):
         seen: list[str | None] = []

@@ -56,13 +56,13 @@ class Sequence:
 
 
 @pytest.mark.feature("B11")
-async def test_a_pull_asks_for_32_messages_and_256_kib_and_to_be_held_15_seconds():
+async def test_a_pull_asks_for_256_messages_and_512_kib_and_to_be_held_15_seconds():
     async with scripted(hold, settings=PullSettings()) as (broker, member):
         member.own(QUEUE, 7)
         await until(lambda: broker.pulls, DEADLINE)
 
     (pull,) = broker.pulls
-    assert (pull.max_msg_nums, pull.max_msg_bytes) == (32, 256 * 1024)
+    assert (pull.max_msg_nums, pull.max_msg_bytes) == (256, 512 * 1024)
     assert pull.suspend_timeout_millis == 15_000
     assert (pull.topic, pull.queue_id, pull.queue_offset) == (TOPIC, 0, 7)
 

@@ -274,6 +274,10 @@ def _wake(waiters: list[asyncio.Future[None]]) -> None:
     waiters.clear()
 
 
+def _is_async(call: Call) -> bool:
+    return call.binding.is_async
+
+
 def _ignore(_: OwnedQueue) -> None:
     """The default listener."""
 
@@ -450,17 +454,16 @@ class ConcurrentConsumption(BaseConsumption):
             for binding, some in self._bindings.split(owned.queue, messages)
         ]
         work.calls.update(calls)
-        # In order and one by one, so that the calls that have begun are a prefix of the queue and a
-        # hand-over that waits for them leaves no gap.
-        worker_pool, binding = self.worker_pool, None
+        # In order, so that the calls that have begun are a prefix of the queue and a hand-over that
+        # waits for them leaves no gap.
+        begun = 0
         try:
-            for call in calls:
-                if call.binding is not binding:
-                    binding = call.binding
-                    submit = worker_pool.workers_for(binding.is_async).submit
-                submit(call)
+            for is_async, some in itertools.groupby(calls, _is_async):
+                same = list(some)
+                self.worker_pool.workers_for(is_async).submit(same)
+                begun += len(same)
         except Exception as error:  # noqa: BLE001  # the messages must not be lost
-            self._not_begun(work, calls[calls.index(call) :], error)
+            self._not_begun(work, calls[begun:], error)
         owned.running = len(work.calls) + work.sending_back
 
     def _not_begun(self, work: _QueueWork, calls: Sequence[Call], error: Exception) -> None:

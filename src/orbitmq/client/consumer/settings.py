@@ -60,8 +60,8 @@ KIB = 1024
 class PullSettings:
     """Every interval of a pull, in seconds."""
 
-    batch_size: int = 32  #: messages per pull; Apache's brokers return at most 32
-    batch_bytes: int = 256 * KIB  #: bytes per pull
+    batch_size: int = 256  #: messages per pull; Apache's brokers return at most 32
+    batch_bytes: int = 512 * KIB  #: bytes per pull
     hold: float = 15.0  #: how long the broker may hold an empty pull
     timeout: float = 30.0  #: when the client gives a pull up; above `hold`
     interval: float = 0.0  #: after a pull that found messages

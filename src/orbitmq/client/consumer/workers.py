@@ -1,14 +1,14 @@
 """Where handlers run: a pool of threads for `def` handlers, of tasks for `async def` ones.
 
-Jobs go to threads through a `SimpleQueue`, results come back through a list. The first result after
-a pause wakes the event loop; while results follow, the loop polls the list every millisecond.
+Jobs go to threads through a deque; one thread is woken, and wakes another before it runs a job:
+quick handlers run in a row, slow ones have all threads. Results come back through a list, which the
+loop polls every millisecond while there are any; the first one wakes it.
 
-Two orders replace locks. A thread appends its result and then reads the flag; the loop clears the
-flag and then reads the list: no result stays behind. A thread marks its job as begun and then reads
-whether the queue drains; a drain marks the queue and then reads the jobs: none slips through.
+Orders replace locks: jobs are added before wakes are looked at, and looked at after being woken; a
+result is added before the flag is read, and read after the flag is cleared; a job is marked as
+begun before it is read whether its queue drains, and a drain does these in reverse.
 
-A handler runs in a copy of the context of the consumer's start, so context variables do not leak
-from one message to the next.
+A handler runs in a copy of the consumer's context, so that nothing leaks to the next message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
@@ -85,9 +85,9 @@ class ThreadWorkers:
         self._context.run(AWAITING.set, self._awaiting)
         self._name = name
         self._finished = finished
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        #: Run a job; called on the loop. The queue's own method: all messages pass here.
-        self.submit: Callable[[Job], None] = self._jobs.put
+        self._jobs: deque[Job] = deque()
+        #: An entry for each thread that is being woken.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._done: list[Job] = []
         self._is_settling = False
         self._timer: asyncio.TimerHandle | None = None
@@ -99,12 +99,17 @@ class ThreadWorkers:
         self._retry: asyncio.TimerHandle | None = None
         self._numbers = 0
         self._all_ended: asyncio.Event = asyncio.Event()
-        self._is_stopping = False
         self.resize(size)
 
     @property
     def size(self) -> int:
         return self._size
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Run jobs, begun in this order; called on the loop."""
+        self._jobs.extend(jobs)
+        if self._wakes.empty():
+            self._wakes.put(None)
 
     def resize(self, size: int) -> None:
         """Raises `RuntimeError` when not even one thread can be started."""
@@ -131,7 +136,7 @@ class ThreadWorkers:
         for _ in range(size, self._size):
             self._ends.append(None)
             # Wakes an idle thread; a busy one ends after its job.
-            self._jobs.put(None)
+            self._wakes.put(None)
         self._size = size
 
     def _start_thread(self) -> None:
@@ -149,7 +154,7 @@ class ThreadWorkers:
 
     async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
         """Begin nothing more and wait for running jobs; returns how many still run."""
-        self._is_stopping = True
+        self._jobs.clear()
         self.resize(0)
         deadline = self._loop.time() + timeout
         try:
@@ -185,21 +190,27 @@ class ThreadWorkers:
 
     def _work(self) -> None:
         """The main function of a thread."""
-        jobs, done, ends, loop = self._jobs, self._done, self._ends, self._loop
-        copy = self._context.copy
+        jobs, wakes, done, loop = self._jobs, self._wakes, self._done, self._loop
+        ends, copy = self._ends, self._context.copy
         try:
             while True:
-                job = jobs.get()
-                if job is not None:
-                    if self._is_stopping:
-                        continue
+                wakes.get()
+                while jobs and not ends:
+                    try:
+                        job = jobs.popleft()
+                    except IndexError:
+                        break
+                    if jobs and wakes.empty():
+                        wakes.put(None)
                     is_awaited = job.run_in(copy())
                     done.append(job)
                     if is_awaited or not self._is_settling:
                         self._is_settling = True
                         loop.call_soon_threadsafe(self._settle)
                     # An idle thread must not keep its last job alive.
-                    job = None
+                    del job
+                if jobs and wakes.empty():
+                    wakes.put(None)
                 if ends and self._may_end():
                     break
             loop.call_soon_threadsafe(self._ended, threading.current_thread())
@@ -273,8 +284,9 @@ class TaskWorkers:
     def size(self) -> int:
         return self._size
 
-    def submit(self, job: Job) -> None:
-        self._jobs.append(job)
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Run jobs, begun in this order."""
+        self._jobs.extend(jobs)
         if not self._is_waking:
             self._wake_one()
 
@@ -469,14 +481,14 @@ class WorkerPool:
 
     def submit(self, job: Run) -> None:
         """Run calls."""
-        self.workers_for(job.is_async).submit(job)
+        self.workers_for(job.is_async).submit((job,))
 
     async def call_directly(
         self, binding: Binding, message: ReceivedMessage, monotonic: Callable[[], float]
     ) -> DirectCall:
         """Call a handler once, as one of the calls at the same time; returns when it has ended."""
         call = DirectCall(binding, message, monotonic)
-        self.workers_for(binding.is_async).submit(call)
+        self.workers_for(binding.is_async).submit((call,))
         await call.done.wait()
         return call
 
