@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.broker.conftest import broker, open_client, start_broker
+from tests.broker.conftest import broker, open_client, start_broker, started
 
-__all__ = ["broker", "open_client", "start_broker"]
+__all__ = ["broker", "open_client", "start_broker", "started"]
