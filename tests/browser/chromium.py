@@ -29,7 +29,7 @@ ARGUMENTS = (
     "--disable-sync",
     "--no-first-run",
 )
-DESK = {"width": 1280, "height": 860}
+DESK = {"width": 1400, "height": 900}
 PHONE = {"width": 390, "height": 844}
 #: Milliseconds; generous.
 DEADLINE = 20_000

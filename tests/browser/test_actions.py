@@ -249,37 +249,75 @@ async def test_a_group_is_paused_and_goes_on(desk):
     await expect(page.locator("tbody tr").first).to_contain_text("orbitmq group resume mailer")
 
 
-async def test_without_rights_the_buttons_say_so_and_show_the_command(browser, stage):
+async def test_without_rights_what_writes_is_disabled_and_says_why_and_what_enables_it(
+    browser, stage
+):
     async with (
         console_of(stage.cluster, write=False) as console,
         watched(browser, console.url) as desk,
     ):
-        page = await desk.open("/topics")
-        await expect(page.locator(".side")).to_contain_text("Read-only")
-        await page.get_by_role("button", name="New topic").click()
-        dialog = page.locator("dialog")
-        await dialog.get_by_label("Name").fill("returns")
-
-        await expect(dialog).to_contain_text("This console only shows")
-        await expect(dialog.locator("code")).to_contain_text("orbitmq topic create returns")
-        await expect(dialog.get_by_role("button", name="Create")).to_be_disabled()
-        await page.keyboard.press("Escape")
-
         await console.post("/pipelines/done", {"state": "stopped"}, 204)
-        for path, opens, does in (
-            ("/topics/orders", "Change", "Change"),
-            ("/topics/orders", "Delete", "Delete for good"),
-            ("/groups/billing", "Pause", "Pause"),
-            ("/dead-letters/billing", "Resend all", "Resend"),
-            ("/pipelines/done", "Take off the list", "Take it off"),
+        enabling = f"orbitmq console --write --port 0 --name-server {stage.cluster.name_server}"
+        dialog = None
+        for path, name, command in (
+            ("/topics", "New topic", "orbitmq topic create"),
+            ("/topics/orders", "Change", "orbitmq topic update orders"),
+            ("/topics/orders", "Delete", "orbitmq topic delete orders"),
+            ("/groups/billing", "Pause", "orbitmq group pause billing"),
+            ("/dead-letters/billing", "Resend all", "orbitmq dlq resend billing"),
+            ("/pipelines/done", "Take off the list", "orbitmq pipeline forget done"),
         ):
             page = await desk.open(path)
-            await page.get_by_role("button", name=opens, exact=True).click()
+            dialog = page.locator("dialog")
+            button = page.get_by_role("button", name=name, exact=True)
+            await expect(button).to_be_disabled()
+            assert enabling in (await button.get_attribute("title") or "")
+            # It can be reached, and says so itself.
+            await button.focus()
+            await page.keyboard.press("Enter")
             await expect(dialog).to_contain_text("This console only shows")
-            await expect(dialog.locator(".command")).to_contain_text("orbitmq ")
-            does_it = dialog.get_by_role("button", name=does, exact=True)
-            await expect(does_it).to_be_disabled()
+            await expect(dialog.locator("code").first).to_contain_text(command)
+            await expect(dialog.locator("code").last).to_contain_text(enabling)
             await page.keyboard.press("Escape")
+
+        page = await desk.open("/dead-letters/billing")
+        dialog = page.locator("dialog")
+        await page.get_by_role("button", name="Resend all").click(force=True)
+        await dialog.get_by_role("button", name="Dry run").click()
+        resend = dialog.get_by_role("button", name="Resend", exact=True)
+        await expect(resend).to_be_disabled()
+        await dialog.get_by_role("button", name="Dry run").click()
+        await expect(page.locator("[data-replay=over]")).to_be_visible()
+        page = await desk.open("/send?topic=orders")
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+        await expect(page.locator(".read-only code")).to_contain_text(enabling)
+
+
+async def test_a_decoder_is_chosen_and_a_message_sent_again(desk, stage):
+    await stage.cluster.create_topic("packed")
+    await stage.producer.send("packed", b"\x81\xa1a\x01", keys="k-1")
+    page = await desk.open("/messages?topic=packed")
+    dialog = page.locator("dialog")
+    await page.get_by_role("button", name="How bodies are read").click()
+    await dialog.get_by_label("Format").select_option("avro")
+    await dialog.get_by_role("button", name="Read so").click()
+    await expect(dialog.get_by_role("alert")).to_contain_text("needs the schema")
+    await dialog.get_by_label("Format").select_option("msgpack")
+    await dialog.get_by_role("button", name="Read so").click()
+    await expect(page.locator("td.preview")).to_have_text('{"a":1}')
+
+    await page.locator("td.preview").click()
+    await dialog.get_by_role("button", name="Resend").click()
+    again = page.locator("dialog").last
+    await expect(again.locator("code")).to_contain_text("orbitmq produce packed")
+    await again.get_by_role("button", name="Resend", exact=True).click()
+
+    await expect(page.locator(".toast").last).to_contain_text("Sent to packed")
+    bodies = [each.body for each in stage.cluster.messages("packed")]
+    assert bodies == [b"\x81\xa1a\x01"] * 2
+    # The refusal is noted by the browser itself.
+    assert len(desk.errors) == 1
+    desk.errors.clear()
 
 
 async def test_logging_in_and_out(browser, stage, asked):

@@ -38,7 +38,7 @@ TAKEN = {
     "messages": ("/messages?topic=orders", LIGHT),
     "dead-letters": ("/dead-letters/billing", LIGHT),
     "dead-letters-phone": ("/dead-letters/billing", SMALL),
-    "progress": ("/progress?group=archive&topic=clicks&to=end", LIGHT),
+    "progress": ("/progress?group=archive&topic=clicks&to=latest", LIGHT),
     "pipeline": (f"/pipelines/{PIPELINE}", LIGHT),
     "charts": ("/charts?group=mailer", DARK),
     "topology": ("/topology", LIGHT),

@@ -88,10 +88,22 @@ async def test_an_address_that_means_no_view_is_said_to_be_none_with_the_way_bac
 async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk):
     page = await desk.open("/")
 
-    faults = page.locator(".fault")
-    await expect(faults.filter(has_text="archive")).to_contain_text("no member is online")
-    await expect(faults.filter(has_text="archive")).to_contain_text("orbitmq group skip archive")
-    await expect(faults.filter(has_text="billing")).to_contain_text("died in the last hour")
+    cards = page.locator(".fault-card")
+    archive = cards.filter(has=page.get_by_role("link", name="archive", exact=True))
+    await expect(archive).to_contain_text("no member is online")
+    await expect(archive.locator("code").first).to_contain_text("orbitmq consume clicks --group")
+    await expect(archive.locator("code").last).not_to_be_visible()
+    await archive.get_by_text("If repair is not wanted").click()
+    await expect(archive.locator("code").last).to_contain_text("orbitmq group skip archive")
+    await expect(cards.filter(has_text="billing")).to_contain_text("died in the last hour")
+    # The figures come first, then what is critical, then the rest.
+    words = await cards.locator("header .tag").all_inner_texts()
+    assert words == sorted(words)
+    figures, first = page.locator(".tiles").first, cards.first
+    above, below = await figures.bounding_box(), await first.bounding_box()
+    assert above
+    assert below
+    assert above["y"] < below["y"]
     tiles = page.locator(".tile")
     assert await tiles.count() == 6
     assert await page.locator("a.tile").count() == 6
@@ -147,7 +159,7 @@ async def test_a_hostile_body_is_shown_and_does_not_run(desk):
 async def test_a_message_is_shown_as_json_text_and_hex_with_what_became_of_it(desk):
     page = await desk.open("/messages?topic=orders")
     await page.locator("tbody button").first.click()
-    dialog = page.locator("dialog")
+    dialog = page.locator("dialog.panel")
 
     await expect(dialog.locator("pre")).to_contain_text('"city": "Porto"')
     await dialog.get_by_role("tab", name="Hex").click()
@@ -212,7 +224,12 @@ async def test_a_consumer_tells_its_queues_and_its_stack(desk):
     await expect(page.locator("main")).to_contain_text("--stack")
 
 
-async def test_topology_draws_who_reads_what(desk):
+async def test_topology_draws_who_reads_what(desk, stage):
+    # A driver reports again and again, or it counts as lost and has no rate.
+    await stage.report(
+        "clicks-to-parquet", state="waiting", group=None, topics=["clicks"], output=[], lag={},
+        rows_per_second=840.0,
+    )  # fmt: skip
     page = await desk.open("/topology")
 
     for name in ("orders", "billing", "mailer", "clicks-to-parquet"):
@@ -221,7 +238,7 @@ async def test_topology_draws_who_reads_what(desk):
     assert lines >= 4
     rates = await page.locator(".map text.rate").all_text_contents()
     assert len(rates) == lines
-    assert all(re.fullmatch(r"[\d.,]+k?/s", each) for each in rates), rates
+    assert all(re.fullmatch(r"[\d.,]+k?/s|stopped", each) for each in rates), rates
     assert "840/s" in rates
     await expect(page.locator("main")).to_contain_text("not which topics they send to")
     await page.locator(".map a", has_text="mailer").click()
@@ -256,7 +273,8 @@ async def test_a_pipeline_whose_messages_all_fail_looks_ill_wherever_it_is_shown
         await expect(row).to_contain_text("100 %")
 
         page = await desk.open("/")
-        await expect(page.locator(".fault", has_text="sour")).to_contain_text("44 retried, 6 dead")
+        card = page.locator(".fault-card", has_text="sour")
+        await expect(card).to_contain_text("44 retried, 6 dead")
         await expect(page.locator("a[href='/pipelines'] .count.bad")).to_be_visible()
     finally:
         await stage.browser.send("DELETE", "/pipelines/sour", None, 204)
@@ -310,3 +328,135 @@ async def test_what_changes_while_one_looks_at_a_group_is_drawn_without_a_compla
 
     await expect(bars.nth(0)).not_to_have_attribute("style", before[0] or "")
     assert desk.errors == []
+
+
+async def test_a_row_opens_beside_the_list_and_the_arrows_go_on(desk, stage):
+    await stage.cluster.create_topic("shop")
+    for number in range(4):
+        body = f'{{"cents": {number * 500}, "customer": {{"country": "CH"}}}}'
+        await stage.producer.send("shop", body.encode(), keys=f"o-{number}")
+    page = await desk.open("/messages?topic=shop")
+    await expect(page.locator("tbody tr")).to_have_count(4)
+    # To the millisecond, and strictly the newest first.
+    times = await page.locator("tbody td:first-child").all_inner_texts()
+    assert all(re.fullmatch(r"[\d:]{8}\.\d{3}", each.strip()) for each in times), times
+    assert times == sorted(times, reverse=True)
+
+    await page.locator("tbody td.preview").first.click()
+    panel = page.locator("dialog.panel")
+    await expect(panel.locator("pre")).to_contain_text('"cents": 1500')
+    await page.keyboard.press("ArrowDown")
+    await expect(panel.locator("pre")).to_contain_text('"cents": 1000')
+    await page.keyboard.press("Escape")
+
+    where = page.get_by_label("Fields of the body")
+    await where.fill('cents > 800 and customer.country = "CH"')
+    await page.get_by_role("button", name="Show", exact=True).click()
+    await expect(page.locator("h2").first).to_have_text("2 messages of 4 looked at")
+    await page.reload()
+    await desk.drawn()
+    await expect(page.locator("tbody tr")).to_have_count(2)
+
+
+async def test_dead_letters_have_one_number_on_badge_tile_group_and_piles(desk):
+    page = await desk.open("/")
+    badge = await page.locator("a[href='/dead-letters'] .count").inner_text()
+    await expect(page.locator("a.tile", has_text="Dead letters").locator(".value")).to_have_text(
+        badge
+    )
+    row = page.locator("section[aria-label='Open dead letters'] tbody tr", has_text="billing")
+    await expect(row.locator("td").last).to_have_text(badge)
+
+    await page.goto(desk.url + "/groups/billing")
+    tile = page.locator(".tile", has_text="Dead letters")
+    await expect(tile.locator(".value")).to_have_text(badge)
+    await page.goto(desk.url + "/dead-letters/billing")
+    await expect(page.locator(".head b")).to_have_text(badge)
+    await expect(page.locator(".pile").first).to_be_visible()
+    piles = await page.locator(".pile .many").all_inner_texts()
+    assert sum(int(each) for each in piles) == int(badge)
+
+
+async def test_a_pipeline_that_stopped_looks_stopped(desk, stage):
+    await stage.report("ended", state="running")
+    page = await desk.open("/pipelines/ended")
+    await stage.looked()
+    await stage.report("ended", state="stopped", topics=[], output=[], lag={})
+    try:
+        rows = page.locator(".tile", has=page.get_by_text("Rows", exact=True))
+        await expect(rows.locator(".value")).to_have_text("\u2013")
+        await expect(page.locator("main")).to_contain_text("orders@broker-a:0")
+        await expect(page.locator("main")).to_contain_text("orders-by-city")
+        page = await desk.open("/topology")
+        await expect(page.locator(".node.idle", has_text="ended")).to_be_visible()
+    finally:
+        await stage.browser.send("DELETE", "/pipelines/ended", None, 204)
+
+
+CUT = """[...document.querySelectorAll("main td.n, main .value, main .many, .count")]
+    .filter((each) => each.getClientRects().length && getComputedStyle(each).display !== "inline"
+        && each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent)"""
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1400, "height": 900}, PHONE])
+async def test_no_number_is_cut_off_and_nothing_moves_while_it_loads(browser, stage, viewport):
+    async with watched(browser, stage.url, viewport=viewport) as screen:
+        await screen.page.add_init_script(
+            """window.moved = 0; new PerformanceObserver((list) => {
+                for (const each of list.getEntries()) if (!each.hadRecentInput) moved += each.value;
+            }).observe({ type: "layout-shift", buffered: true });"""
+        )
+        member = await stage.member("mailer")
+        for path in VIEWS:
+            page = await screen.open(path.format(member=member))
+            assert await page.evaluate(CUT) == [], path
+            assert await page.evaluate("window.moved") < 0.1, path
+
+
+async def test_a_dialog_covers_the_page_to_its_edges(desk):
+    page = await desk.open("/topics")
+    await page.get_by_role("button", name="New topic").click()
+
+    gutter = await page.evaluate("getComputedStyle(document.documentElement).scrollbarGutter")
+
+    # A reserved gutter is not covered by a backdrop.
+    assert gutter == "auto"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_texts_stand_out_from_what_is_behind_them(browser, stage, scheme):
+    """At least 4.5 to 1, as WCAG 2.2 asks for in AA."""
+    async with watched(browser, stage.url, viewport=DESK, color_scheme=scheme) as screen:
+        for path in ("/", "/groups/mailer", "/messages?topic=orders", "/dead-letters/billing"):
+            page = await screen.open(path)
+            assert await page.evaluate(CONTRAST) == [], path
+
+
+CONTRAST = """(() => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const rgba = (text) => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = text;
+        canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data];
+    };
+    const behind = (node) => {
+        for (; node; node = node.parentElement) {
+            const colour = rgba(getComputedStyle(node).backgroundColor);
+            if (colour[3] > 250) return colour;
+        }
+        return [255, 255, 255, 255];
+    };
+    const light = (colour) => colour.slice(0, 3).map((each) => each / 255)
+        .map((each) => (each <= 0.03928 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, each, place) => sum + each * [0.2126, 0.7152, 0.0722][place], 0);
+    const seen = [...document.querySelectorAll("main *, .side *")].filter((each) =>
+        [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
+        && each.getClientRects().length && !each.closest("svg, [disabled], [aria-disabled]"));
+    return [...new Set(seen.map((each) => {
+        const [text, ground] = [light(rgba(getComputedStyle(each).color)), light(behind(each))];
+        const ratio = (Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05);
+        const what = `${each.className} ${each.textContent.slice(0, 20)} ${ratio.toFixed(2)}`;
+        return ratio < 4.5 ? what : null;
+    }).filter(Boolean))];
+})()"""

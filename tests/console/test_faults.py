@@ -25,7 +25,15 @@ from orbitmq.console.collect import (
     TopicSample,
     Uneven,
 )
-from orbitmq.console.faults import Check, Observation, Severity, examine, find_faults, gathered
+from orbitmq.console.faults import (
+    Check,
+    Observation,
+    Severity,
+    cards,
+    examine,
+    find_faults,
+    gathered,
+)
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
 from orbitmq.console.resends import Resent
 from orbitmq.remoting.settings import Address
@@ -142,7 +150,7 @@ def test_each_problem_of_a_group_has_its_kind_its_words_and_a_command(sick, kind
             5000,
             (100, 1, 1),
             (
-                "at least 1 message died in the last hour and was not resent; at least 99 dead "
+                "at most 2 messages died in the last hour and were not resent; at most 4,999 dead "
                 "letters are open, at least 1 was resent"
             ),
         ),
@@ -208,6 +216,33 @@ def test_the_worst_comes_first_and_forty_faults_of_one_kind_are_gathered():
     counts = [(kind["kind"], kind["count"]) for kind in kinds]
     assert counts == [("stalled", 1), ("nobody consumes", 40)]
     assert kinds[1]["faults"] == list(faults[1:6])
+
+
+def test_cards_are_ranked_by_severity_and_by_the_messages_that_they_concern():
+    faults = faults_of(
+        group("small", 3, 300.0, members=0),
+        group("large", 900, 300.0, members=0, dead_letters=5, dead_last_hour=5),
+        group("hangs", 2, 300.0, members=1, still=99.0),
+        group("hangs too", 70, 300.0, members=1, still=99.0),
+    )
+
+    found = cards(faults)
+
+    assert [each.subject for each in found] == ["hangs too", "hangs", "large", "small"]
+    assert [each.weight for each in found] == [Severity.BAD] * 2 + [Severity.WARN] * 2
+    # One card for a group, whatever is wrong with it, the worst of it first.
+    assert [each.kind for each in found[2].faults] == ["nobody consumes", "dead letters"]
+
+
+def test_advice_begins_with_repair_and_giving_up_comes_last():
+    (fault,) = faults_of(group("g", 3, 300.0, members=0))
+
+    assert 'Consumer("g")' in fault.remedy
+    assert "skip" not in fault.remedy
+    assert fault.command.startswith("orbitmq consume ")
+    assert fault.otherwise.startswith("only if")
+    assert fault.otherwise_command.startswith("orbitmq group skip g --dry-run")
+    assert parsed(fault.otherwise_command)
 
 
 def pipeline(name, state, **fields):

@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
 from orbitmq.console.pipelines import LOST_AFTER
+from orbitmq.console.words import client_name
 from orbitmq.spark.consolelink import QueryReport
 
 REPORT = {
@@ -133,3 +135,53 @@ async def test_topology_joins_topics_groups_and_queries(desk):
     assert (pipeline["group"], pipeline["lag"], pipeline["topics"]) == ("billing", 1, ["orders"])
     assert pipeline["output"] == ["results"]
     assert none["topics"] == []
+
+
+async def test_a_pipeline_that_ended_has_no_rate_and_keeps_its_queues_and_topics(desk):
+    page = desk.browser
+    await page.post("/pipelines/q", REPORT | {"rows_per_second": 50.0}, 204)
+    await page.until(
+        "/charts?series=pipeline/q/rows", lambda found: found["series"]["pipeline/q/rows"]
+    )
+    await page.post("/pipelines/q", {"state": "stopped"}, 204)
+
+    found = await page.get("/pipelines/q")
+    curve = await page.until(
+        "/charts?series=pipeline/q/rows",
+        lambda found: found["series"]["pipeline/q/rows"][-1][1] is None,
+    )
+    drawn = await page.get("/topology")
+
+    assert (found["rows_per_second"], found["state"]) == (None, "stopped")
+    assert found["topics"] == REPORT["topics"]
+    assert found["output"] == REPORT["output"]
+    assert found["unread_by_queue"] == REPORT["lag"]
+    # The line ends: what comes after its last value is a gap.
+    assert curve["series"]["pipeline/q/rows"][0][1] == 50.0
+    assert drawn["pipelines"][0]["rate"] is None
+
+
+async def test_idle_topics_are_counted_and_drawn_when_asked_for(desk):
+    await desk.browser.until("/topology", lambda found: found["idle"] == 1)
+
+    shown = await desk.browser.get("/topology?idle=1")
+
+    assert [each["name"] for each in shown["topics"]] == ["orders"]
+    assert shown["idle"] == 0
+
+
+@pytest.mark.parametrize(
+    ("language", "version", "told", "name"),
+    [
+        ("java", "5.5.0", "", "Java 5.5.0"),
+        ("python", "5.3.3", "0.1.0", "OrbitMQ 0.1.0"),
+        ("python", "5.3.3", "", "OrbitMQ"),
+        ("python", "4.9.2", "", "Python 4.9.2"),
+        ("go", "4.5.2", "", "Go 2"),
+        ("cpp", "3.1.8", "", "C++ 1"),
+        ("node_js", "613", "", "Node.js"),
+        ("", "", "", "unknown client"),
+    ],
+)
+def test_a_client_is_named_in_words(language, version, told, name):
+    assert client_name(language, version, told) == name

@@ -85,6 +85,15 @@ def console(
     every: Annotated[
         float, typer.Option("--every", help="Seconds between two looks at the cluster.")
     ] = 5.0,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mask",
+            metavar="FIELD",
+            help="A field of bodies that is shown as ***, like card or customer.email; may be "
+            "repeated.",
+        ),
+    ] = None,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="PEM, for HTTPS.")
     ] = None,
@@ -105,6 +114,7 @@ def console(
         allowed_hosts=tuple(allow_host or ()),
         history=history,
         every=every,
+        masked=tuple(mask or ()),
         certificate=certificate,
         private_key=private_key,
     )

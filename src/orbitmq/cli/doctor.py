@@ -60,6 +60,8 @@ class FindingRecord:
     problem: str  #: what is wrong
     remedy: str  #: what to do
     command: str | None  #: that does it, or shows more
+    otherwise: str | None = None  #: what else can be done where repair is not wanted
+    otherwise_command: str | None = None  #: that does it
 
     @classmethod
     def of(cls, fault: Fault) -> FindingRecord:
@@ -71,6 +73,8 @@ class FindingRecord:
             problem=fault.text,
             remedy=fault.remedy,
             command=fault.command,
+            otherwise=fault.otherwise,
+            otherwise_command=fault.otherwise_command,
         )
 
 
@@ -490,6 +494,10 @@ def _print(session: Session, record: DiagnosisRecord) -> None:
         out.line(f"  {_sentence(finding.remedy)}")
         if finding.command is not None:
             out.line(f"  {finding.command}")
+        if finding.otherwise is not None:
+            out.line(f"  {_sentence(finding.otherwise)}")
+        if finding.otherwise_command is not None:
+            out.line(f"  {finding.otherwise_command}")
     out.raw("")
     made = several(len(record.checks), "check")
     if record.is_well:

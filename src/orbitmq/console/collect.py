@@ -159,17 +159,17 @@ class GroupSample:
 
     @property
     def open_letters(self) -> int:
-        """Dead letters that were looked up and not sent again."""
-        return self.resent.open
+        """Dead letters that are not known to be sent again: the number that every page shows."""
+        return max(0, self.dead_letters - self.resent.count)
 
     @property
     def open_last_hour(self) -> int:
         """Of these, those that died in the last hour."""
-        return self.resent.open_last_hour
+        return max(0, self.dead_last_hour - self.resent.resent_last_hour)
 
     @property
     def unknown_letters(self) -> int:
-        """Dead letters that were not looked up, so that it is not known if they were sent again."""
+        """Open letters that were not looked up, so that they may have been sent again."""
         return max(0, self.dead_letters - self.resent.looked)
 
     @property
@@ -349,6 +349,10 @@ class Collector:
         """The ids of the consumers of each group, as far as known."""
         members = self._poller.members.answers
         return {group: each.clients for group, each in members.items() if each.clients}
+
+    def resent_letters(self, group: str) -> frozenset[str]:
+        """The ids of a group's dead letters that are known to be sent again."""
+        return self._poller.resent_letters(group)
 
     def look_soon(self, *, configuration: bool = True) -> None:
         """Look now: something was changed."""
@@ -700,6 +704,9 @@ class ClusterPoller:
             group: self._letters.known(group, each.since, each.brokers)
             for group, each in counted.items()
         }
+
+    def resent_letters(self, group: str) -> frozenset[str]:
+        return self._letters.resent(group)
 
     async def poll_contents(self, brokers: Collection[BrokerNode], topics: Iterable[Topic]) -> None:
         """Poll how much is in topics."""

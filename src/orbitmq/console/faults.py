@@ -10,6 +10,7 @@ import asyncio
 import enum
 import ipaddress
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,12 +37,14 @@ from orbitmq.console.collect import (
     MemberPoller,
     Pace,
     Snapshot,
+    TopicPart,
     Uneven,
 )
 from orbitmq.console.history import REPORT_INTERVAL
 from orbitmq.console.pipelines import Pipeline, PipelineState
 from orbitmq.console.words import Action, duration, several, share
 from orbitmq.errors import OrbitError
+from orbitmq.names import is_retry_topic
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +105,11 @@ def find_faults(seen: Observation) -> tuple[Fault, ...]:
 
 def for_cluster(fault: Fault, name_servers: tuple[str, ...]) -> Fault:
     """The fault with a command for its cluster."""
-    if fault.command is None:
-        return fault
-    return replace(fault, command=words.for_cluster(fault.command, name_servers))
+    command, otherwise = (
+        None if each is None else words.for_cluster(each, name_servers)
+        for each in (fault.command, fault.otherwise_command)
+    )
+    return replace(fault, command=command, otherwise_command=otherwise)
 
 
 class Check(enum.StrEnum):
@@ -151,9 +156,14 @@ class Fault:
     subject: str
     link: str = "/"
     text: str
-    #: What to do about it.
+    #: What to do about it, repair first.
     remedy: str
     command: str | None = None
+    #: What else can be done where repair is not wanted, and its command.
+    otherwise: str | None = None
+    otherwise_command: str | None = None
+    #: Messages that it concerns; faults of servers concern all.
+    impact: float = math.inf
 
 
 def page_of(place: str, name: str) -> str:
@@ -162,8 +172,30 @@ def page_of(place: str, name: str) -> str:
 
 
 def sorted_faults(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """The worst first, those of one kind together."""
-    return tuple(sorted(faults, key=lambda fault: (fault.weight, fault.kind)))
+    """The worst first: by severity, then by the number of messages that they concern."""
+    return tuple(sorted(faults, key=lambda fault: (fault.weight, -fault.impact, fault.kind)))
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """All faults of one group, server, topic or pipeline, the worst first."""
+
+    subject: str
+    link: str
+    weight: Severity
+    faults: tuple[Fault, ...]
+
+
+def cards(faults: Iterable[Fault]) -> tuple[Card, ...]:
+    """Faults by what they are about, the worst first."""
+    about: dict[tuple[bool, bool, str], list[Fault]] = {}
+    for fault in sorted_faults(faults):
+        is_group, is_pipeline = fault.check in GROUP_CHECKS, fault.check is Check.PIPELINES
+        about.setdefault((is_group, is_pipeline, fault.subject), []).append(fault)
+    return tuple(
+        Card(subject, some[0].link, some[0].weight, tuple(some))
+        for (_, _, subject), some in about.items()
+    )
 
 
 def gathered(faults: Iterable[Fault], shown: int = 5) -> list[Mapping[str, object]]:
@@ -475,11 +507,12 @@ def group_faults(
         if any(fault.kind == Pace.STALLED for fault in ruled):
             # That is said of all queues together.
             found = {key: each for key, each in found.items() if key[0] not in _STALLED}
-        yield from map(findings_fault, _by_kind(found.values()))
+        judged = [*map(findings_fault, _by_kind(found.values()))]
         if within.endless is not None:
-            yield _endless(group.name, within.endless)
+            judged.append(_endless(group.name, within.endless))
         if within.uneven:
-            yield _unbalanced(group.name, within.uneven)
+            judged.append(_unbalanced(group.name, within.uneven))
+        yield from (replace(fault, impact=float(group.lag)) for fault in judged)
         yield from ruled
     for text, name in sorted(warnings.items()):
         if text not in said:
@@ -624,6 +657,10 @@ class _Rule:
     remedy: str
     command: Callable[[GroupSample], str]
     place: str = "groups"
+    otherwise: str | None = None
+    otherwise_command: Callable[[GroupSample], str] | None = None
+    #: Messages that it concerns.
+    impact: Callable[[GroupSample], int] = lambda group: group.lag
 
 
 def _waits(group: GroupSample) -> str:
@@ -637,11 +674,17 @@ def _age(group: GroupSample) -> float:
     return group.lag_seconds or 0.0
 
 
+def _topic_of(group: GroupSample) -> str:
+    """The topic in which most messages wait for a group."""
+    parts = [part for part in group.parts if not is_retry_topic(part.topic)]
+    return max(parts, key=lambda part: part.lag, default=TopicPart("TOPIC", 0, 0)).topic
+
+
 def dead_letters(group: GroupSample) -> str:
-    """`5 dead letters are open, 4 were resent`; `at least` while some were not looked up."""
+    """`5 dead letters are open, 4 were resent`; `at most` while some were not looked up."""
     resent = group.resent
-    least = "at least " if group.unknown_letters else ""
-    said = f"{least}{several(group.open_letters, 'dead letter is', 'dead letters are')} open"
+    most, least = ("at most ", "at least ") if group.unknown_letters else ("", "")
+    said = f"{most}{several(group.open_letters, 'dead letter is', 'dead letters are')} open"
     if not resent.count:
         return said
     return f"{said}, {least}{several(resent.count, 'was', 'were')} resent"
@@ -650,14 +693,14 @@ def dead_letters(group: GroupSample) -> str:
 def _died(group: GroupSample) -> str:
     """`2 messages died in the last hour and were not resent`, as far as that is known."""
     waiting, unknown = group.open_last_hour, group.unknown_last_hour
-    if not waiting:
+    if waiting == unknown:
         were = "it was" if unknown == 1 else "they were"
         died = several(unknown, "message")
         return f"{died} died in the last hour, and it is not known whether {were} resent"
-    least = "at least " if unknown else ""
+    most = "at most " if unknown else ""
     was = "was" if waiting == 1 else "were"
     return (
-        f"{least}{several(waiting, 'message')} died in the last hour and {was} not resent; "
+        f"{most}{several(waiting, 'message')} died in the last hour and {was} not resent; "
         f"{dead_letters(group)}"
     )
 
@@ -687,9 +730,16 @@ _RULES: tuple[_Rule, ...] = (
         Severity.WARN,
         lambda group: group.pace is Pace.SILENT and _age(group) >= SILENT_AFTER,
         lambda group: f"{_waits(group)}, and no member is online",
-        "start its consumers; or skip what waits, if it is not needed (a Spark stream goes on from "
+        'start its consumers: the application that has them, or in Python Consumer("GROUP") with '
+        "a handler for TOPIC and run(); this command consumes in the group and prints the messages",
+        lambda group: words.command(
+            Action.CONSUME, _topic_of(group), group=group.name, follow=True
+        ),
+        otherwise="only if these messages are not needed, skip them (a Spark stream goes on from "
         "its checkpoint all the same)",
-        lambda group: words.command(Action.SKIP_BACKLOG, group.name, dry_run=True),
+        otherwise_command=lambda group: words.command(
+            Action.SKIP_BACKLOG, group.name, dry_run=True
+        ),
     ),
     _Rule(
         Check.UNATTENDED,
@@ -717,11 +767,12 @@ _RULES: tuple[_Rule, ...] = (
         "dead letters",
         Severity.WARN,
         # A dead letter that is not known to be resent counts as one that waits.
-        lambda group: group.open_last_hour + group.unknown_last_hour > 0,
+        lambda group: group.open_last_hour > 0,
         _died,
         "see why they died, mend that, and send some of them again",
         lambda group: words.command(Action.COUNT_DEAD_LETTERS, group.name),
         "dead-letters",
+        impact=lambda group: group.open_last_hour,
     ),
     _Rule(
         Check.GROUP_SETTINGS,
@@ -747,8 +798,11 @@ def _by_rules(group: GroupSample) -> Iterator[Fault]:
                 subject=group.name,
                 link=page_of(rule.place, group.name),
                 text=rule.text(group),
-                remedy=rule.remedy,
+                remedy=rule.remedy.replace("GROUP", group.name).replace("TOPIC", _topic_of(group)),
                 command=rule.command(group),
+                otherwise=rule.otherwise,
+                otherwise_command=rule.otherwise_command and rule.otherwise_command(group),
+                impact=float(rule.impact(group)),
             )
 
 
@@ -766,6 +820,7 @@ def pipeline_faults(pipelines: Iterable[Pipeline], now: float) -> Iterator[Fault
                 text=rule.text(each, now),
                 remedy=rule.remedy,
                 command=rule.command(each),
+                impact=float(each.total_lag),
             )
 
 

@@ -42,6 +42,8 @@ KEEP = 7 * 86_400
 MOST_POINTS = 3_000_000
 #: Lines of the audit that are kept at most.
 MOST_LINES = 10_000
+#: The value of a series that has none at a time: what is measured here is never negative.
+GONE = -1.0
 #: Seconds after which an unchanged value is written again.
 _LEVEL = 86_400
 #: Seconds of points that are deleted at a time when there are too many.
@@ -53,6 +55,7 @@ CREATE TABLE IF NOT EXISTS points (
     series INTEGER NOT NULL, at INTEGER NOT NULL, value REAL NOT NULL, PRIMARY KEY (series, at)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS audit (at REAL NOT NULL, line TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -107,6 +110,14 @@ class HistoryFile:
     async def notes(self, most: int) -> list[str]:
         """The last lines of the audit, the oldest first."""
         return await self._guarded(lambda: self._notes(most)) or []
+
+    async def keep(self, name: str, value: str | None) -> None:
+        """Keep a text under a name; None forgets it."""
+        await self._guarded(lambda: self._keep(name, value))
+
+    async def kept(self, prefix: str) -> dict[str, str]:
+        """The kept texts whose names begin so."""
+        return await self._guarded(lambda: self._kept(prefix)) or {}
 
     # On the thread.
 
@@ -210,6 +221,20 @@ class HistoryFile:
             return []
         rows = self._database.execute("SELECT line FROM audit ORDER BY rowid DESC LIMIT ?", (most,))
         return [line for (line,) in rows][::-1]
+
+    def _keep(self, name: str, value: str | None) -> None:
+        if self._database is None:
+            return
+        if value is None:
+            self._database.execute("DELETE FROM kept WHERE name = ?", (name,))
+        else:
+            self._database.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (name, value))
+
+    def _kept(self, prefix: str) -> dict[str, str]:
+        if self._database is None:
+            return {}
+        rows = self._database.execute("SELECT name, value FROM kept")
+        return {name: value for name, value in rows if name.startswith(prefix)}
 
     def _close(self) -> None:
         try:
@@ -323,6 +348,11 @@ def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, f
     if kept[-1] != points[-1]:
         kept.append(points[-1])
     return kept
+
+
+def with_gaps(points: list[tuple[float, float]]) -> list[tuple[float, float | None]]:
+    """The points with None where the series had no value, so that its line ends there."""
+    return [(at, None if value == GONE else value) for at, value in points]
 
 
 #: Seconds of a column of a heat map, and columns: an hour.

@@ -58,6 +58,10 @@ class Pipeline:
         is_lost = is_up and now - self.reported_at > LOST_AFTER
         return PipelineState.LOST if is_lost else self.report.state
 
+    def is_up_at(self, now: float) -> bool:
+        """Whether its driver runs, so that its rates are those of now."""
+        return self.state_at(now) in UP
+
     @property
     def total_lag(self) -> int:
         return sum(self.report.lag.values())
@@ -86,6 +90,8 @@ class Pipelines:
             raise BadInput("the url of a pipeline must begin with http:// or https://")
         if report.error is not None:
             report = msgspec.structs.replace(report, error=report.error[:_LONGEST_ERROR])
+        if name in self._all and report.state not in UP:
+            report = _with_places(report, self._all[name].report)
         if name not in self._all and len(self._all) >= MOST_PIPELINES:
             self._forget_one()
         self.turn += 1
@@ -119,3 +125,14 @@ class Pipelines:
     def _forget_one(self) -> None:
         oldest = min(self._all.values(), key=lambda each: each.reported_at)
         del self._all[oldest.name]
+
+
+def _with_places(report: PipelineReport, before: PipelineReport) -> PipelineReport:
+    """The last report of a query that ended, with what it read and wrote until then."""
+    return msgspec.structs.replace(
+        report,
+        group=report.group or before.group,
+        topics=report.topics or before.topics,
+        output=report.output or before.output,
+        lag=report.lag or before.lag,
+    )

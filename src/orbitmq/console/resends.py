@@ -1,7 +1,7 @@
 """Dead letters and retries: which were sent again, resending, triage, and later attempts.
 
 Looking up a letter takes requests to every broker that answers, so that a look does some of them.
-Until its turn a letter counts neither as open nor as resent. A resent letter is not looked up
+Until its turn a letter counts as open. A resent letter is not looked up
 again, and an open one only after a topic that its copy would be in has grown, or when a broker
 answers that did not.
 """
@@ -116,6 +116,11 @@ class ResentLetters:
         recent = [each.is_resent for each in letters if each.trace.died_at >= since]
         resent = sum(each.is_resent for each in letters)
         return Resent(len(letters), resent, recent.count(False), recent.count(True))
+
+    def resent(self, group: str) -> frozenset[str]:
+        """The ids of a group's letters that are known to be sent again."""
+        letters = self._groups.get(group, {}).items()
+        return frozenset(name for name, each in letters if each.is_known and each.is_resent)
 
     def keep(self, counted: Mapping[str, DeadLetters]) -> None:
         """Forget letters that were deleted, and other groups."""
@@ -426,6 +431,8 @@ class Reason:
 
     name: str
     count: int = 0
+    #: How many of them are not known to be sent again.
+    open: int = 0
     first_died_at: float = 0.0
     last_died_at: float = 0.0
     #: How many of them were sent again before and died again.
@@ -446,32 +453,40 @@ class Triage:
     reasons: dict[str, Reason] = field(default_factory=dict)
 
     @property
+    def open(self) -> int:
+        """Letters that are not known to be sent again."""
+        return sum(pile.open for pile in self.reasons.values())
+
+    @property
     def piles(self) -> list[Reason]:
-        """The largest first."""
-        return sorted(self.reasons.values(), key=lambda pile: (-pile.count, pile.name))
+        """Those with the most open letters first."""
+        return sorted(self.reasons.values(), key=lambda pile: (-pile.open, -pile.count, pile.name))
 
 
 _AGES = (3600.0, 86_400.0, 604_800.0)
 
 
-async def triage(letters: AsyncIterator[DeadLetter], now: float) -> Triage:
-    """Sort letters, the newest first, by reason."""
+async def triage(
+    letters: AsyncIterator[DeadLetter], now: float, resent: Collection[str] = ()
+) -> Triage:
+    """Sort letters, the newest first, by reason; `resent` has the ids of those sent again."""
     found = Triage()
     async for letter in letters:
         if found.count == LOOKED_AT:
             found.is_complete = False
             break
         found.count += 1
-        _add(found.reasons, letter, now)
+        _add(found.reasons, letter, now, is_open=letter.id not in resent)
     return found
 
 
-def _add(piles: dict[str, Reason], letter: DeadLetter, now: float) -> None:
+def _add(piles: dict[str, Reason], letter: DeadLetter, now: float, *, is_open: bool) -> None:
     name = letter.pile
     pile = piles.get(name)
     if pile is None:
         pile = piles[name] = Reason(name, sample=letter, last_died_at=letter.died_at)
     pile.count += 1
+    pile.open += is_open
     pile.first_died_at = letter.died_at
     pile.resent += letter.resent_times > 0
     topic = letter.topic or "unknown"

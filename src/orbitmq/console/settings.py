@@ -34,6 +34,9 @@ class ConsoleSettings:
     every: float = 5.0  #: seconds between two looks at the cluster
     certificate: Path | None = None  #: PEM files; with them it speaks HTTPS
     private_key: Path | None = None
+    masked: tuple[
+        str, ...
+    ] = ()  #: fields of bodies that are shown as ***: `card`, `customer.email`
     session: float = 12 * 3600.0  #: seconds that a login lasts
     attempts: int = 5  #: wrong passwords from one address within a minute
 
@@ -52,6 +55,11 @@ class ConsoleSettings:
                 f"console.host is {self.host!r}, which other machines reach: set console.password "
                 "(ORBITMQ_CONSOLE_PASSWORD or --password-file), or listen on 127.0.0.1"
             )
+        for name in self.masked:
+            if not all(name.split(".")):
+                raise SettingError(
+                    f"console.masked names fields, like card or customer.email; got {name!r}"
+                )
         if (self.certificate is None) != (self.private_key is None):
             raise SettingError("console.certificate and console.private_key belong together")
 

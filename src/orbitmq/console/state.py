@@ -16,13 +16,14 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.clock import Clock
 from orbitmq.console import words
+from orbitmq.console.bodies import Bodies, BodyView
 from orbitmq.console.collect import BrokerTables, Collector, MemberPoller, Snapshot, readers
 from orbitmq.console.faults import CLOCKS_EVERY, ClockWatch, Fault, Observation, find_faults
-from orbitmq.console.history import Audit, FineHistory, HistoryFile
+from orbitmq.console.history import GONE, Audit, FineHistory, HistoryFile
 from orbitmq.console.http import Events, Logins, cookie_name
 from orbitmq.console.pipelines import Pipelines
 from orbitmq.console.resends import LaterAttempts, Replays, later_attempts
-from orbitmq.console.settings import ConsoleSettings, NotThere, NotYet, ReadOnly
+from orbitmq.console.settings import ConsoleSettings, NotThere, NotYet, ReadOnly, is_loopback
 
 #: The producer group of messages that are sent from the page.
 PRODUCER_GROUP = "ORBITMQ_CONSOLE"
@@ -40,6 +41,7 @@ class ConsoleState:
         self.file = HistoryFile(settings.history)
         self.audit = Audit(clock, self.file, self.events)
         self.pipelines = Pipelines(clock)
+        self.bodies = Bodies(self.file, settings.masked)
         self.plans = Plans(clock)
         self.logins = Logins(
             settings.password, clock, lasts=settings.session, attempts=settings.attempts
@@ -55,6 +57,7 @@ class ConsoleState:
         await self.file.open()
         try:
             await self.audit.load()
+            await self.bodies.load()
             await self.engine.start()
         except BaseException:
             await self.file.close()
@@ -143,6 +146,12 @@ class ConsoleState:
         """A command with the name servers of this cluster."""
         return words.for_cluster(command, self.settings.client.name_servers)
 
+    @property
+    def enabling_command(self) -> str:
+        """The command that starts a console with the right to change things, beside this one."""
+        host = None if is_loopback(self.settings.host) else self.settings.host
+        return self.command(words.Action.START_CONSOLE, write=True, host=host, port=0)
+
     def check_write(self, command: str) -> None:
         """Raise `ReadOnly` unless this console may change things."""
         if not self.settings.write:
@@ -160,11 +169,16 @@ class ConsoleState:
             values[f"group/{group}/failed"] = round(times.failed_rate, 3)
             values[f"group/{group}/pulled"] = round(times.pull_rate, 3)
             values[f"group/{group}/pull"] = round(times.pull_time, 4)
+        now = self.clock.now()
         for each in self.pipelines.all:
-            values[f"pipeline/{each.name}/lag"] = float(each.total_lag)
-            values[f"pipeline/{each.name}/rows"] = each.report.rows_per_second or 0.0
-            if each.report.failed_share is not None:
-                values[f"pipeline/{each.name}/failed"] = each.report.failed_share
+            is_up, report = each.is_up_at(now), each.report
+            for name, value in (
+                ("lag", float(each.total_lag)),
+                ("rows", report.rows_per_second or 0.0),
+                ("failed", report.failed_share),
+            ):
+                if value is not None:
+                    values[f"pipeline/{each.name}/{name}"] = value if is_up else GONE
         self.fine.add(snapshot.at, values)
         await self.file.add(snapshot.at, values)
         self.events.publish("sample", {"at": snapshot.at})
@@ -174,6 +188,11 @@ def state_of(request: Request) -> ConsoleState:
     """The console that answers a request."""
     state: ConsoleState = request.app.state.console
     return state
+
+
+def view_of(request: Request) -> BodyView:
+    """Bodies as the session of a request may see them."""
+    return BodyView(state_of(request).bodies)
 
 
 def session_check(request: Request) -> Callable[[], bool]:
@@ -199,14 +218,14 @@ def measured(snapshot: Snapshot) -> dict[str, float]:
         "cluster/out": snapshot.out_rate,
         "cluster/lag": float(snapshot.lag),
         "cluster/seconds": snapshot.oldest,
-        "cluster/dead": float(snapshot.dead_letters),
+        "cluster/dead": float(snapshot.open_letters),
     }
     for group in snapshot.groups.values():
         prefix = f"group/{group.name}/"
         values[prefix + "in"] = group.in_rate
         values[prefix + "out"] = group.out_rate
         values[prefix + "retry"] = float(group.retry_lag)
-        values[prefix + "dead"] = float(group.dead_letters)
+        values[prefix + "dead"] = float(group.open_letters)
         values[prefix + "lag"] = float(group.lag)
         if group.lag_seconds is not None:
             values[prefix + "seconds"] = round(group.lag_seconds, 1)

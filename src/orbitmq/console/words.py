@@ -15,6 +15,7 @@ from orbitmq.client.admin.deadletters import LONGEST_NAME, UNKNOWN_REASON, DeadL
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
 from orbitmq.parsing import Moment, epoch, moment
+from orbitmq.wire.codes import OUR_VERSION, release_of
 
 NOTHING = "-"
 
@@ -162,6 +163,31 @@ def instant(moment: Moment | None) -> str | None:
         return moment
     text = datetime.fromtimestamp(epoch(moment, "a time"), UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
+
+
+#: Languages of clients, as the page names them.
+_CLIENTS: Mapping[str, str] = {
+    "java": "Java", "cpp": "C++", "dotnet": ".NET", "go": "Go", "node_js": "Node.js",
+    "rust": "Rust", "php": "PHP", "ruby": "Ruby", "erlang": "Erlang", "delphi": "Delphi",
+    "http": "HTTP", "oms": "OpenMessaging", "python": "Python",
+}  # fmt: skip
+#: Clients that announce one release for ever, and the releases of their own that do so.
+_FIXED: Mapping[tuple[str, str], str] = {("go", "4.5.2"): "2", ("cpp", "3.1.8"): "1"}
+_OURS = str(release_of(OUR_VERSION))
+
+
+def client_name(language: str, version: str, told: str = "") -> str:
+    """`Java 5.5.0`, `OrbitMQ 0.1.0`, `Go 2`: which client it is.
+
+    `told` is the release of OrbitMQ in the client's own report. An unknown number is left out.
+    """
+    if language == "python" and (told or version == _OURS):
+        return f"OrbitMQ {told}".strip()
+    name = _CLIENTS.get(language, language or "unknown client")
+    known = _FIXED.get((language, version), version)
+    if not known or (known.isdecimal() and (language, version) not in _FIXED):
+        return name
+    return f"{name} {known}"
 
 
 def for_cluster(text: str, name_servers: Iterable[str]) -> str:

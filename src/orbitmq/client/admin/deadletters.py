@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
+    Callable,
     Collection,
     Iterable,
     Mapping,
@@ -247,11 +248,15 @@ def _format(path: Path, given: ExportFormat | str | None) -> ExportFormat:
         ) from None
 
 
-def _open(chosen: ExportFormat, path: Path) -> _File:
+def _own_body(letter: DeadLetter) -> bytes:
+    return letter.message.body
+
+
+def _open(chosen: ExportFormat, path: Path, body: Callable[[DeadLetter], bytes]) -> _File:
     try:
         if chosen is ExportFormat.JSONL:
-            return _JsonLines(path)
-        return _Parquet(path, _arrow())
+            return _JsonLines(path, body)
+        return _Parquet(path, _arrow(), body)
     except OSError as error:
         raise AdminError(f"{path} cannot be written: {error}") from error
 
@@ -304,14 +309,15 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 class _JsonLines:
     """One JSON object per line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, body: Callable[[DeadLetter], bytes]) -> None:
         self._file = path.open("wb")
+        self._body = body
 
     def write(self, letters: Sequence[DeadLetter]) -> None:
         lines = []
         for letter in letters:
             row = _row(letter)
-            body = letter.message.body
+            body = self._body(letter)
             try:
                 row["body"] = body.decode()
             except UnicodeDecodeError:
@@ -326,11 +332,12 @@ class _JsonLines:
 class _Parquet:
     """A Parquet file."""
 
-    def __init__(self, path: Path, arrow: ModuleType) -> None:
+    def __init__(self, path: Path, arrow: ModuleType, body: Callable[[DeadLetter], bytes]) -> None:
         import pyarrow.parquet as parquet  # noqa: PLC0415  # an extra
 
         text = arrow.string()
         self._arrow = arrow
+        self._body = body
         self._schema = arrow.schema(
             [
                 ("group", text),
@@ -362,7 +369,7 @@ class _Parquet:
             for name in ("died_at", "born_at"):
                 row[name] = round(row[name] * 1_000_000)
             row["properties"] = list(row["properties"].items())
-            row["body"] = letter.message.body
+            row["body"] = self._body(letter)
             rows.append(row)
         self._writer.write_table(self._arrow.Table.from_pylist(rows, schema=self._schema))
 
@@ -506,8 +513,11 @@ class AsyncDeadLetters:
         where: DeadLetterFilter | None = None,
         *,
         format: ExportFormat | str | None = None,  # noqa: A002  # the usual name
+        body: Callable[[DeadLetter], bytes] | None = None,
     ) -> int:
         """Write the matching letters to a file and return their number.
+
+        `body` gives the bytes that are written as the body of a letter, by default its own.
 
         The file's suffix chooses the format unless it is given. Parquet needs pyarrow: `pip
         install 'orbitmq[arrow]'`. An existing file is replaced.
@@ -516,7 +526,7 @@ class AsyncDeadLetters:
         chosen = _format(target, format)
         partial = target.with_name(target.name + ".part")
         # Writing in a thread keeps the event loop free.
-        file = await asyncio.to_thread(_open, chosen, partial)
+        file = await asyncio.to_thread(_open, chosen, partial, body or _own_body)
         count = 0
         try:
             async for letters in _chunks(self.list(group, where)):

@@ -572,10 +572,12 @@ class _Stream:
         self._pulled: deque[ReceivedMessage] = deque()
 
     @property
-    def key(self) -> tuple[int, Queue]:
-        """The key of the next message, for sorting."""
-        millis = self._pulled[0].stored.store_ms
-        return (-millis if self._is_backwards else millis, self._queue)
+    def key(self) -> tuple[int, int, int, Queue]:
+        """The key of the next message, for sorting: by its times, and by its place on a broker."""
+        stored = self._pulled[0].stored
+        sign = -1 if self._is_backwards else 1
+        place = sign * stored.physical_offset
+        return (sign * stored.store_ms, sign * stored.born_ms, place, self._queue)
 
     @property
     def left(self) -> Stretch | None:

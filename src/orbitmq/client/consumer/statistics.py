@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from orbitmq import __version__
 from orbitmq.client.consumer.progress import wire_name
 from orbitmq.client.consumer.sendback import DEFAULT_RETRIES
 from orbitmq.client.consumer.strategies import name_of
@@ -453,6 +454,8 @@ def properties(
         "PROP_CONSUMEORDERLY": str(options.ordered).lower(),
         "PROP_THREADPOOL_CORE_SIZE": workers,
         "PROP_CLIENT_VERSION": version,
+        # The release of this package: the one above is that of the protocol.
+        "orbitmqVersion": __version__,
         "PROP_CONSUMER_START_TIMESTAMP": milliseconds(started_at),
         "consumerGroup": group,
         "messageModel": options.model.value,

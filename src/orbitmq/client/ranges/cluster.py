@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from orbitmq import __version__
 from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.progress import (
     BrokerProgress,
@@ -436,6 +437,7 @@ class RangeMember:
                 "PROP_CONSUME_TYPE": ConsumeType.CONSUME_ACTIVELY.value,
                 "PROP_CONSUMER_START_TIMESTAMP": str(milliseconds(self._started)),
                 "PROP_CLIENT_VERSION": "orbitmq-spark",
+                "orbitmqVersion": __version__,
             },
             subscription_set=self._subscriptions.to_data(),
             mq_table={

@@ -28,7 +28,7 @@ from orbitmq.console.api.messages import letter_row
 from orbitmq.console.http import answer, int_param, pick, read_body, text_param
 from orbitmq.console.resends import Replay, triage
 from orbitmq.console.settings import BadInput
-from orbitmq.console.state import ConsoleState, actor_of, state_of
+from orbitmq.console.state import ConsoleState, actor_of, state_of, view_of
 from orbitmq.console.words import Action, dead_letter_snippet
 
 _MOST_LETTERS = 500
@@ -116,13 +116,7 @@ async def groups(request: Request) -> Response:
     """The groups that have dead letters."""
     found = [group_row(each) for each in state_of(request).snapshot.groups.values()]
     rows = [row for row in found if row["dead_letters"]]
-    rows.sort(
-        key=lambda row: (
-            -row["open_last_hour"] - row["unknown_last_hour"],
-            -row["open_letters"],
-            row["name"],
-        )
-    )
+    rows.sort(key=lambda row: (-row["open_last_hour"], -row["open_letters"], row["name"]))
     return answer({"rows": rows})
 
 
@@ -131,32 +125,51 @@ async def summary(request: Request) -> Response:
 
     `reason`, `topic`, `key`, `since`, `until`, `min_attempts` and `max_attempts` choose.
     """
-    state = state_of(request)
+    state, view = state_of(request), view_of(request)
     group = request.path_params["group"]
     where = _which(request).filter
     letters = state.admin.dead_letters.list(group, where, newest_first=True)
     async with aclosing(letters):
-        found = await triage(letters, state.clock.now())
+        found = await triage(letters, state.clock.now(), state.collector.resent_letters(group))
+    snapshot = state.collector.snapshot
+    sample = None if snapshot is None else snapshot.groups.get(group)
+    known = 0 if sample is None else sample.dead_letters
+    if where == DeadLetterFilter() and found.is_complete and found.count != known:
+        # Something died since the last look: all pages are to show the same number.
+        state.collector.look_soon(configuration=not known)
     servers = state.settings.client.name_servers
     return answer(
         {
             "group": group,
             "count": found.count,
+            "open": found.open,
             "is_complete": found.is_complete,
             "reasons": [
                 pick(
                     pile,
-                    "name count first_died_at last_died_at resent topics ages",
-                    sample=None if pile.sample is None else letter_row(pile.sample),
+                    "name count open first_died_at last_died_at resent topics ages",
+                    sample=None if pile.sample is None else letter_row(pile.sample, view),
                     notebook=dead_letter_snippet(servers, group, where, pile.name),
                     command=state.command(
                         Action.LIST_DEAD_LETTERS, group, where=replace(where, pile=pile.name)
                     ),
+                    commands={
+                        "resend": state.command(
+                            Action.RESEND_DEAD_LETTERS, group, where=replace(where, pile=pile.name)
+                        ),
+                        "sample": state.command(
+                            Action.RESEND_DEAD_LETTERS,
+                            group,
+                            where=replace(where, pile=pile.name),
+                            limit=10,
+                        ),
+                    },
                 )
                 for pile in found.piles
             ],
             "commands": {
                 "list": state.command(Action.LIST_DEAD_LETTERS, group, where=where),
+                "resend": state.command(Action.RESEND_DEAD_LETTERS, group, where=where),
                 "summary": state.command(Action.COUNT_DEAD_LETTERS, group, where=where),
                 "export": state.command(
                     Action.EXPORT_DEAD_LETTERS, group, f"{group}.parquet", where=where
@@ -169,7 +182,7 @@ async def summary(request: Request) -> Response:
 
 async def letters(request: Request) -> Response:
     """Letters, the newest first, and when each was sent again."""
-    state = state_of(request)
+    state, view = state_of(request), view_of(request)
     group = request.path_params["group"]
     most = int_param(request, "count", 50, 1, _MOST_LETTERS)
     where = _which(request).filter
@@ -177,7 +190,7 @@ async def letters(request: Request) -> Response:
     return answer(
         {
             "rows": [
-                letter_row(each) | {"resent_at": None if copy is None else copy.stored_at}
+                letter_row(each, view) | {"resent_at": None if copy is None else copy.stored_at}
                 for each, copy in await looked_up(state.admin.messages, found)
             ],
             "command": state.command(
@@ -274,7 +287,10 @@ async def export(request: Request) -> Response:
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="orbitmq-export-")
     path = Path(folder.name) / f"dead-letters.{form}"
     try:
-        await state.admin.dead_letters.export(group, path, _which(request).filter)
+        view = view_of(request)
+        await state.admin.dead_letters.export(
+            group, path, _which(request).filter, body=lambda letter: view.body(letter.message)
+        )
     except BaseException:
         folder.cleanup()
         raise

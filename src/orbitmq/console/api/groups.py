@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -11,7 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.client.admin.groups import GroupDetails, told_findings
-from orbitmq.client.admin.members import Finding, FindingKind, RunningInfo, TopicConsumption
+from orbitmq.client.admin.members import (
+    Finding,
+    FindingKind,
+    Members,
+    RunningInfo,
+    TopicConsumption,
+)
 from orbitmq.client.admin.resets import ResetFailed, ResetPlan, ResetReport, ResetTo
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
@@ -29,6 +36,7 @@ from orbitmq.parsing import Place, Position, position
 
 _COLUMNS = (
     "name", "pace", "lag", "lag_seconds", "in_rate", "out_rate", "members", "dead_letters",
+    "open_letters",
 )  # fmt: skip
 #: Faults that the page of a group finds itself.
 _FRESH = frozenset({*(kind.value for kind in FindingKind), "members disagree"})
@@ -91,7 +99,7 @@ async def group(request: Request) -> Response:
             "later_text": None if later is None else str(later),
             "member_retries": _member_retries(details),
             "dead_letters": details.dead_letters,
-            "members": details.members,
+            "members": None if details.members is None else _members(details.members, details),
             "findings": [_explained(each, state) for each in details.findings],
             "faults": [
                 fault for fault in faults
@@ -112,6 +120,23 @@ async def group(request: Request) -> Response:
             "unreachable": details.progress.unreachable,
         }
     )  # fmt: skip
+
+
+def _members(members: Members, details: GroupDetails) -> dict[str, Any]:
+    """The members, each with the name of its client."""
+    told = {
+        name: info.properties.get("orbitmqVersion", "") for name, info in details.running.items()
+    }
+    clients = [
+        pick(
+            each,
+            "client_id address language version",
+            client=words.client_name(each.language, each.version, told.get(each.client_id, "")),
+        )
+        for each in members.clients
+    ]
+    names = [field.name for field in fields(members) if field.name != "clients"]
+    return pick(members, " ".join(names), clients=clients)
 
 
 def _member_retries(details: GroupDetails) -> int | None:
@@ -458,10 +483,14 @@ def shown_pipeline(pipeline: Pipeline, state: ConsoleState) -> dict[str, Any]:
         and report.trigger_seconds
         and report.batch_seconds > report.trigger_seconds
     )
+    is_up = pipeline.is_up_at(now)
     return pick(
         report,
-        "batch rows rows_per_second input_rows_per_second batch_seconds trigger_seconds group"
-        " topics output lag done retried dead failed_share error url",
+        "batch rows batch_seconds trigger_seconds group topics output lag done retried dead"
+        " failed_share error url",
+        # What ended has no rate.
+        rows_per_second=report.rows_per_second if is_up else None,
+        input_rows_per_second=report.input_rows_per_second if is_up else None,
         name=pipeline.name,
         state=pipeline.state_at(now),
         reported_at=pipeline.reported_at,
@@ -469,8 +498,8 @@ def shown_pipeline(pipeline: Pipeline, state: ConsoleState) -> dict[str, Any]:
         unread=pipeline.total_lag,
         unread_by_queue=report.lag,
         lag_total=pipeline.total_lag,
-        is_late=bool(is_late),
-        is_slow=_is_slow(report),
+        is_late=bool(is_late and is_up),
+        is_slow=is_up and _is_slow(report),
         faults=tuple(for_cluster(each, servers) for each in pipeline_faults((pipeline,), now)),
     )
 

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin.deadletters import DeadLetter
+from orbitmq.client.admin.deadletters import DLQ_REASON, DeadLetter
 from orbitmq.client.admin.messages import AsyncMessages, BodyForm, Track, cursor_at, shown_body
 from orbitmq.client.errors import BadRequest
-from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.console import words
 from orbitmq.console.api.topics import queue_named
+from orbitmq.console.bodies import (
+    BodyView,
+    Decoder,
+    Format,
+    ShownBody,
+    missing,
+    topic_of,
+)
+from orbitmq.console.conditions import Condition, condition
 from orbitmq.console.http import (
     answer,
     encoded,
     int_param,
     pick,
+    read_body,
     required_param,
     stream,
     text_param,
 )
 from orbitmq.console.settings import BadInput
-from orbitmq.console.state import ConsoleState, session_check, state_of
+from orbitmq.console.state import ConsoleState, actor_of, session_check, state_of, view_of
 from orbitmq.console.words import Action, several
 from orbitmq.errors import ClientError
-from orbitmq.message.record import MessageError
+from orbitmq.message.properties import RESERVED
 
 MOST = 200
+#: Messages that are read at a time, and seconds of a request, while a condition is looked for.
+SCANNED = 200
+LONGEST_SCAN = 3.0
 #: Messages that a page which follows a topic is shown in one second; the rest are counted.
 TAIL_RATE = 50
 #: Pages that may follow topics at the same time: each of them keeps brokers busy.
@@ -43,8 +57,9 @@ async def messages(request: Request) -> Response:
     """A page of a topic: `cursor`, or where to begin.
 
     By time (`since`, `until`, ISO or epoch seconds), by `queue` and `offset`, or by `key`.
-    `expression` and `type` (TAG, SQL92) filter at the broker; `newest=1` goes backwards. `listed`
-    is the number of rows on the pages before: the command lists all pages.
+    `expression` and `type` (TAG, SQL92) filter at the broker, `where` by fields of bodies here;
+    `newest=1` goes backwards. `listed` is the number of rows on the pages before: the command lists
+    all pages.
     """
     state = state_of(request)
     topic = required_param(request, "topic")
@@ -67,17 +82,26 @@ async def messages(request: Request) -> Response:
             expression=expression or "*",
             expression_type=kind,
         )
-    page = await state.admin.messages.page(
-        topic,
-        cursor=cursor,
-        size=size,
-        since=since,
-        until=until,
-        queues=queues,
-        newest_first=newest,
-        expression=expression or "*",
-        expression_type=kind,
-    )
+    view, where = view_of(request), _where(request)
+    found: list[ReceivedMessage] = []
+    looked, began = 0, state.clock.monotonic()
+    while True:
+        page = await state.admin.messages.page(
+            topic,
+            cursor=cursor,
+            size=size if where is None else SCANNED,
+            since=since,
+            until=until,
+            queues=queues,
+            newest_first=newest,
+            expression=expression or "*",
+            expression_type=kind,
+        )
+        cursor, looked = page.cursor, looked + len(page.messages)
+        found += [each for each in page.messages if _holds(where, view, each)]
+        is_late = state.clock.monotonic() - began >= LONGEST_SCAN
+        if where is None or len(found) >= size or cursor is None or is_late:
+            break
     command = state.command(
         Action.BROWSE_MESSAGES,
         topic,
@@ -89,8 +113,24 @@ async def messages(request: Request) -> Response:
         newest=newest,
         limit=_listed(request) + size,
     )
-    rows = [message_row(each) for each in page.messages]
-    return answer({"rows": rows, "cursor": page.cursor, "command": command})
+    rows = [message_row(each, view) for each in found]
+    content = {"rows": rows, "cursor": cursor, "command": command, "looked": looked}
+    return answer(content)
+
+
+def _where(request: Request) -> Condition | None:
+    """The condition on fields of bodies in a query. Raises `BadInput`."""
+    text = text_param(request, "where")
+    if text is None:
+        return None
+    found = condition(text)
+    for path in sorted(found.fields):
+        view_of(request).check_visible(path)
+    return found
+
+
+def _holds(where: Condition | None, view: BodyView, message: ReceivedMessage) -> bool:
+    return where is None or where.test(view.shown(message).fields)
 
 
 def _filter_option(expression: str | None, kind: str) -> dict[str, object]:
@@ -136,8 +176,10 @@ async def _by_key(state: ConsoleState, request: Request, topic: str, key: str) -
                 break
             rows.append(message)
     command = state.command(Action.FIND_MESSAGES, topic, key, limit=_listed(request) + size)
-    shown = [message_row(each) for each in rows]
-    return answer({"rows": shown, "cursor": cursor, "command": command})
+    view = view_of(request)
+    shown = [message_row(each, view) for each in rows]
+    content = {"rows": shown, "cursor": cursor, "command": command, "looked": len(rows)}
+    return answer(content)
 
 
 def _key_cursor(given: str | None) -> tuple[int | None, int]:
@@ -159,15 +201,19 @@ async def message(request: Request) -> Response:
     """One message, by its unique id and topic or by its offset id, with all its properties."""
     found = await _found(request)
     command = state_of(request).command(Action.SHOW_MESSAGE, found.msg_id, topic=found.queue.topic)
-    return answer(message_details(found) | {"command": command})
+    return answer(message_details(found, view_of(request)) | {"command": command})
 
 
 async def body(request: Request) -> Response:
     """A body as a file; with `form` as text."""
     found = await _found(request)
-    raw, problem = readable_body(found)
+    shown = view_of(request).shown(found)
+    raw = shown.raw
     if raw is None:
-        raise BadInput(problem or "the body cannot be read")
+        raise BadInput(shown.problem or "the body cannot be read")
+    if not shown.is_masked and not text_param(request, "form"):
+        # A file has the bytes that were sent.
+        raw = found.body
     if form := text_param(request, "form"):
         try:
             return answer({"form": form, "text": shown_body(raw, BodyForm(form))})
@@ -184,14 +230,14 @@ async def body(request: Request) -> Response:
 async def track(request: Request) -> Response:
     """The fate of a message in every group of its topic, and its path with times."""
     found = await _found(request)
-    state = state_of(request)
+    state, view = state_of(request), view_of(request)
     messages = state.admin.messages
     tracks = await messages.track(found)
     steps = [*known_steps(found, tracks), *await traced_steps(messages, found)]
     return answer(
         {
-            "message": message_row(found),
-            "tracks": [shown_track(each) for each in tracks],
+            "message": message_row(found, view),
+            "tracks": [shown_track(each, view) for each in tracks],
             "path": sorted(steps, key=lambda step: step.at),
             "trace": found.get(TRACE_CONTEXT),
             "command": state.command(Action.TRACK_MESSAGE, found.offset_id),
@@ -208,11 +254,22 @@ async def tail(request: Request) -> Response:
     expression, kind = text_param(request, "expression"), text_param(request, "type") or "TAG"
     arriving = state.admin.messages.tail(topic, expression=expression or "*", expression_type=kind)
     command = state.command(Action.CONSUME, topic, follow=True, **_filter_option(expression, kind))
-    return stream(_tail(state, arriving, command), session_check(request))
+    view, where = view_of(request), _where(request)
+    events = _tail(state, arriving, command, lambda each: _row_where(each, view, where))
+    return stream(events, session_check(request))
+
+
+def _row_where(
+    message: ReceivedMessage, view: BodyView, where: Condition | None
+) -> dict[str, Any] | None:
+    return message_row(message, view) if _holds(where, view, message) else None
 
 
 async def _tail(
-    state: ConsoleState, arriving: AsyncGenerator[ReceivedMessage, None], command: str
+    state: ConsoleState,
+    arriving: AsyncGenerator[ReceivedMessage, None],
+    command: str,
+    row_of: Callable[[ReceivedMessage], dict[str, Any] | None],
 ) -> AsyncGenerator[bytes, None]:
     if state.tails >= MOST_TAILS:
         yield encoded("refused", {"text": f"{MOST_TAILS} pages follow topics already; close one"})
@@ -220,7 +277,7 @@ async def _tail(
     state.tails += 1
     try:
         yield encoded("command", {"command": command})
-        async with aclosing(_arriving(state, arriving)) as events:
+        async with aclosing(_arriving(state, arriving, row_of)) as events:
             async for event in events:
                 yield event
     finally:
@@ -228,7 +285,9 @@ async def _tail(
 
 
 async def _arriving(
-    state: ConsoleState, arriving: AsyncGenerator[ReceivedMessage, None]
+    state: ConsoleState,
+    arriving: AsyncGenerator[ReceivedMessage, None],
+    row_of: Callable[[ReceivedMessage], dict[str, Any] | None],
 ) -> AsyncGenerator[bytes, None]:
     second, shown, passed = 0, 0, 0
     async with aclosing(arriving):
@@ -239,20 +298,25 @@ async def _arriving(
                     yield encoded("passed", {"count": passed})
                 second, shown, passed = now, 0, 0
             if shown < TAIL_RATE:
-                shown += 1
-                yield encoded("message", message_row(each))
+                row = row_of(each)
+                if row is not None:
+                    shown += 1
+                    yield encoded("message", row)
             else:
                 passed += 1
 
 
+#: Bytes of a body in the command that sends it again.
+LONGEST_COMMAND = 2000
 #: Characters of a body in a list, and bytes of one that is shown whole.
 PREVIEW = 160
 LARGEST_SHOWN = 256 * 1024
 
 
-def message_row(message: ReceivedMessage) -> dict[str, Any]:
+def message_row(message: ReceivedMessage, view: BodyView) -> dict[str, Any]:
     """A message in a list."""
-    raw, problem = readable_body(message)
+    shown = view.shown(message)
+    raw = shown.raw
     return pick(
         message,
         "offset_id stored_at born_at tags keys size",
@@ -262,23 +326,18 @@ def message_row(message: ReceivedMessage) -> dict[str, Any]:
         queue=message.queue.id,
         offset=message.queue_offset,
         attempts=message.reconsume_times,
-        preview=problem if raw is None else preview(raw),
+        preview=shown.problem if raw is None else preview(raw),
         is_readable=raw is not None,
+        form=shown.form,
+        is_masked=shown.is_masked,
     )
 
 
-def message_details(message: ReceivedMessage) -> dict[str, Any]:
+def message_details(message: ReceivedMessage, view: BodyView) -> dict[str, Any]:
     """Everything about a message, with its body in every form that fits it."""
-    raw, problem = readable_body(message)
-    forms: dict[str, str] = {}
-    if raw is not None:
-        cut = raw[:LARGEST_SHOWN]
-        for form in (BodyForm.JSON, BodyForm.TEXT, BodyForm.HEX):
-            try:
-                forms[form] = shown_body(cut, form)
-            except BadRequest:
-                continue
-    return message_row(message) | {
+    shown = view.shown(message)
+    raw, forms = shown.raw, _forms(shown, message)
+    return message_row(message, view) | {
         "properties": dict(message.properties),
         "born_host": ":".join(map(str, message.stored.born_host)),
         "store_host": ":".join(map(str, message.stored.store_host)),
@@ -287,16 +346,26 @@ def message_details(message: ReceivedMessage) -> dict[str, Any]:
         "body_size": None if raw is None else len(raw),
         "is_cut": raw is not None and len(raw) > LARGEST_SHOWN,
         "forms": forms,
-        "problem": problem,
+        "problem": shown.problem,
+        "decoded_for": topic_of(message),
     }
 
 
-def readable_body(message: ReceivedMessage) -> tuple[bytes | None, str | None]:
-    """The body, or the problem with it."""
-    try:
-        return message.body, None
-    except MessageError as error:
-        return None, str(error)
+def _forms(shown: ShownBody, message: ReceivedMessage) -> dict[str, str]:
+    if shown.raw is None:
+        return {}
+    forms: dict[str, str] = {}
+    # The bytes of a body would tell what is masked in it.
+    for form in _FORMS[:2] if shown.is_masked else _FORMS:
+        raw = message.body if form is BodyForm.HEX else shown.raw
+        try:
+            forms[form] = shown_body(raw[:LARGEST_SHOWN], form)
+        except BadRequest:
+            continue
+    return forms
+
+
+_FORMS = (BodyForm.JSON, BodyForm.TEXT, BodyForm.HEX)
 
 
 def preview(raw: bytes) -> str:
@@ -308,9 +377,9 @@ def preview(raw: bytes) -> str:
     return " ".join(text.split())[:PREVIEW]
 
 
-def letter_row(letter: DeadLetter) -> dict[str, Any]:
+def letter_row(letter: DeadLetter, view: BodyView) -> dict[str, Any]:
     """A dead letter in a list."""
-    return message_row(letter.message) | pick(
+    return message_row(letter.message, view) | pick(
         letter,
         "origin_id reason died_at resent_times",
         letter=letter.id,
@@ -319,13 +388,13 @@ def letter_row(letter: DeadLetter) -> dict[str, Any]:
     )
 
 
-def shown_track(track: Track) -> dict[str, Any]:
+def shown_track(track: Track, view: BodyView) -> dict[str, Any]:
     """The fate of a message in a group."""
     return pick(
         track,
         "group text is_online failures",
         fate=track.fate.name.lower(),
-        copy=None if track.copy is None else message_row(track.copy),
+        copy=None if track.copy is None else message_row(track.copy, view),
     )
 
 
@@ -439,7 +508,80 @@ def _host(host: tuple[object, ...]) -> str:
     return ":".join(map(str, host))
 
 
+async def decoder(request: Request) -> Response:
+    """How the bodies of a topic are read, and what each format needs."""
+    bodies = state_of(request).bodies
+    return answer(
+        {
+            "decoder": bodies.decoder(request.path_params["topic"]),
+            "formats": [{"name": each, "missing": missing(each)} for each in Format],
+            "masked": state_of(request).settings.masked,
+        }
+    )
+
+
+async def choose_decoder(request: Request) -> Response:
+    """Read the bodies of a topic so from now on, for everybody who looks at this console."""
+    state, topic = state_of(request), request.path_params["topic"]
+    chosen = await read_body(request, Decoder)
+    await state.bodies.choose(topic, chosen)
+    what = f"bodies of {topic} are read as {chosen.format}"
+    await state.audit.note(actor_of(request), f"decoder of {topic}", what)
+    return answer({"decoder": chosen, "outcome": what})
+
+
+class ResendMessageRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A message to send again."""
+
+    id: str
+    topic: str | None = None
+    #: The topic that the copy goes to; none: that of the message.
+    to: str | None = None
+    dry_run: bool = False
+
+
+#: Properties of a message that belong to this copy of it alone.
+_OWN_PROPERTIES = RESERVED | {DLQ_REASON}
+
+
+async def resend(request: Request) -> Response:
+    """Send a copy of a message, with its body, tag, keys and properties.
+
+    With `dry_run` the answer has only the command that sends such a message.
+    """
+    state = state_of(request)
+    wanted = await read_body(request, ResendMessageRequest)
+    found = await state.admin.messages.get(wanted.id, topic=wanted.topic)
+    to = wanted.to or topic_of(found)
+    properties = {
+        name: value for name, value in found.properties.items() if name not in _OWN_PROPERTIES
+    }
+    text = view_of(request).body(found)
+    command = state.command(
+        Action.PRODUCE,
+        to,
+        text[:LONGEST_COMMAND].decode("utf-8", "replace"),
+        tag=found.tags,
+        keys=found.keys,
+        property=properties,
+    )
+    if wanted.dry_run:
+        return answer({"command": command, "to": to})
+    state.check_write(command)
+    message = Message(to, found.body, tags=found.tags, keys=found.keys, properties=properties)
+    result = await state.producer.send(message)
+    outcome = f"a copy of {found.offset_id} sent as {result.msg_id} to {result.queue}"
+    await state.audit.note(actor_of(request), state.command(Action.PRODUCE, to), outcome)
+    state.collector.look_soon(configuration=False)
+    return answer(
+        {"command": command, "to": to, "id": result.msg_id, "offset_id": result.offset_id}
+    )
+
+
 routes = [
+    Route("/topics/{topic}/decoder", decoder, methods=["GET"]),
+    Route("/topics/{topic}/decoder", choose_decoder, methods=["PUT"]),
+    Route("/messages/resend", resend, methods=["POST"]),
     Route("/messages", messages),
     Route("/messages/one", message),
     Route("/messages/body", body),

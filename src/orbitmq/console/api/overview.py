@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -13,10 +13,19 @@ from orbitmq import __version__
 from orbitmq.client.admin.cluster import BrokerStatus, NameServerStatus
 from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.console.api.groups import group_row, shown_pipeline
-from orbitmq.console.collect import GroupSample
-from orbitmq.console.faults import gathered
-from orbitmq.console.history import FINE, STEP, WINDOW, thinned
-from orbitmq.console.http import Session, answer, cookie_name, int_param, pick, read_body, stream
+from orbitmq.console.collect import GroupSample, TopicSample
+from orbitmq.console.faults import Card, cards, gathered
+from orbitmq.console.history import FINE, STEP, WINDOW, thinned, with_gaps
+from orbitmq.console.http import (
+    Session,
+    answer,
+    cookie_name,
+    int_param,
+    pick,
+    read_body,
+    stream,
+    text_param,
+)
 from orbitmq.console.pipelines import Pipeline
 from orbitmq.console.settings import BadInput
 from orbitmq.console.state import ConsoleState, actor_of, session_check, session_token, state_of
@@ -25,6 +34,8 @@ from orbitmq.names import is_retry_topic, is_system_topic
 
 #: Rows of each list.
 _SHOWN = 8
+#: Cards of what is wrong; the others are counted by kind.
+_CARDS = 12
 #: Points of the small curves.
 _POINTS = 60
 _CURVES = ("in", "out", "lag", "dead")
@@ -47,17 +58,14 @@ def now_content(state: ConsoleState) -> dict[str, object]:
     now = state.clock.now()
     cluster = snapshot.cluster
     faults = state.faults()
+    about = cards(faults)
     behind = sorted(
         (group for group in snapshot.groups.values() if group.lag),
         key=lambda group: (-(group.lag_seconds or 0.0), -group.lag, group.name),
     )
     dying = sorted(
         (group for group in snapshot.groups.values() if group.dead_letters),
-        key=lambda group: (
-            -group.open_last_hour - group.unknown_last_hour,
-            -group.open_letters,
-            group.name,
-        ),
+        key=lambda group: (-group.open_last_hour, -group.open_letters, group.name),
     )
     busy = sorted(snapshot.topics.values(), key=lambda topic: (-topic.in_rate, topic.name))
     totals = pick(
@@ -70,6 +78,9 @@ def now_content(state: ConsoleState) -> dict[str, object]:
         "problem": state.collector.problem,
         "faults": gathered(faults),
         "fault_count": len(faults),
+        "card_count": len(about),
+        "cards": about[:_CARDS],
+        "more_cards": _rest(about[_CARDS:]),
         "brokers": [shown_broker(each, snapshot.rates) for each in cluster.brokers],
         "name_servers": [shown_name_server(each) for each in cluster.name_servers],
         # The window of all rates.
@@ -92,6 +103,18 @@ def now_content(state: ConsoleState) -> dict[str, object]:
         },
         "look": {"seconds": snapshot.seconds, "every": state.settings.every},
     }
+
+
+def _rest(hidden: Sequence[Card]) -> list[dict[str, object]]:
+    """Cards that are not shown, by the kind of their worst fault."""
+    kinds: dict[tuple[str, str], int] = {}
+    for card in hidden:
+        worst = card.faults[0]
+        key = (worst.kind, worst.check)
+        kinds[key] = kinds.get(key, 0) + 1
+    return [
+        {"kind": kind, "check": check, "count": count} for (kind, check), count in kinds.items()
+    ]
 
 
 def shown_broker(
@@ -153,7 +176,9 @@ async def charts(request: Request) -> Response:
         raise BadInput(f"1 to {_MOST_SERIES} series can be asked for, got {len(names)}")
     now = state.clock.now()
     start = now - minutes * 60
-    content = {name: thinned(await points(state, name, start), _CHART_POINTS) for name in names}
+    content = {
+        name: with_gaps(thinned(await points(state, name, start), _CHART_POINTS)) for name in names
+    }
     return answer({"from": start, "to": now, "series": content})
 
 
@@ -178,7 +203,10 @@ _MOST_TOPICS = 60
 
 
 async def topology(request: Request) -> Response:
-    """Nodes and edges: the busiest topics, or those whose name, or a group's, has `search`."""
+    """Nodes and edges: the busiest topics, or those whose name, or a group's, has `search`.
+
+    Topics that are idle are counted, and drawn with `idle=1`.
+    """
     state = state_of(request)
     snapshot = state.snapshot
     wanted = request.query_params.get("search", "").strip().lower()
@@ -201,6 +229,11 @@ async def topology(request: Request) -> Response:
             topic.name not in piped, -topic.in_rate, -sum(topic.groups.values()), topic.name
         )
     )  # fmt: skip
+    # What nobody writes to and nobody waits in is folded, unless it is asked for.
+    idle = 0
+    if not wanted and not text_param(request, "idle"):
+        busy = [topic for topic in own if _is_busy(topic, piped)]
+        own, idle = busy, len(own) - len(busy)
     chosen = own[:most]
     names = {topic.name for topic in chosen}
     edges = []
@@ -221,6 +254,7 @@ async def topology(request: Request) -> Response:
         {
             "topics": [{"name": each.name, "in_rate": each.in_rate} for each in chosen],
             "left_out": len(own) - len(chosen),
+            "idle": idle,
             "groups": list(groups.values()),
             "edges": edges,
             "pipelines": [
@@ -230,6 +264,10 @@ async def topology(request: Request) -> Response:
             "producers": await _producers(state),
         }
     )
+
+
+def _is_busy(topic: TopicSample, piped: Collection[str]) -> bool:
+    return topic.name in piped or topic.in_rate > 0 or any(topic.groups.values())
 
 
 def _drawn(pipeline: Pipeline, group: GroupSample | None, now: float) -> dict[str, object]:
@@ -243,7 +281,7 @@ def _drawn(pipeline: Pipeline, group: GroupSample | None, now: float) -> dict[st
         "lag": None if group is None else group.lag,
         "topics": report.topics or tuple(each for each in reads if not is_retry_topic(each)),
         "output": report.output,
-        "rate": report.rows_per_second,
+        "rate": report.rows_per_second if pipeline.is_up_at(now) else None,
     }
 
 
@@ -277,6 +315,9 @@ def me_content(state: ConsoleState, session: Session | None) -> dict[str, object
         "login": False,
         "can_log_out": state.logins.is_needed,
         "write": state.settings.write,
+        "enable": state.enabling_command,
+        "every": state.settings.every,
+        "masked": state.settings.masked,
         "csrf": session.csrf,
         "version": __version__,
         "name_servers": state.settings.client.name_servers,

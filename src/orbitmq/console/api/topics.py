@@ -121,7 +121,14 @@ async def topic(request: Request) -> Response:
                 }
                 for group in groups
             ],
-            "commands": {"delete": state.command(Action.DELETE_TOPIC, name)},
+            "commands": {
+                "delete": state.command(Action.DELETE_TOPIC, name),
+                "update": state.command(
+                    Action.UPDATE_TOPIC,
+                    name,
+                    queues=max((part.write_queues for part in found.brokers), default=8),
+                ),
+            },
             "unreachable": status.unreachable,
         }
     )  # fmt: skip

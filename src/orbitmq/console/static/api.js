@@ -22,6 +22,10 @@ export async function patch(path, content) {
   return call("PATCH", path, undefined, content);
 }
 
+export async function put(path, content) {
+  return call("PUT", path, undefined, content);
+}
+
 export async function remove(path) {
   return call("DELETE", path);
 }

@@ -2,18 +2,34 @@
 
 import { h, s } from "./dom.js";
 import * as f from "./format.js";
+import { me } from "./api.js";
 
 const W = 1000;
 const H = 100;
 const SHORTEST = 120;
 
-/** `series`: [{ name, points: [[time, value]...] }]; the first is the one that matters. */
-export function chart(series, { from, to, format = f.count, label }) {
-  const shown = series.map((each, place) => ({ ...each, place })).filter((each) => each.points.length);
+/** Seconds after its last sample from which a line ends there, and is not drawn on to now. */
+const ends = () => Math.max(45, 3 * (me.every ?? 5));
+
+/** The stretches of a series without a gap; the last one goes on to now if it is fresh. */
+function stretches(points, to) {
+  const parts = [[]];
+  for (const point of points) {
+    if (point[1] === null) parts.push([]);
+    else parts[parts.length - 1].push(point);
+  }
+  const last = parts[parts.length - 1];
+  if (last.length && to - last[last.length - 1][0] < ends()) last.push([to, last[last.length - 1][1]]);
+  return parts.filter((part) => part.length);
+}
+
+/** `series`: [{ name, points: [[time, value]...] }]; a value of null is a gap. `equal`: none matters more than the others. */
+export function chart(series, { from, to, format = f.count, label, equal = false }) {
+  const shown = series.map((each, place) => ({ ...each, place, parts: stretches(each.points, to) })).filter((each) => each.parts.length);
   // A console that has just begun shows the time that it knows, not an empty hour.
-  const known = Math.min(to - SHORTEST, ...shown.map((each) => each.points[0][0]));
+  const known = Math.min(to - SHORTEST, ...shown.map((each) => each.parts[0][0][0]));
   if (known > from + (to - from) / 2) from = known;
-  const highest = Math.max(0, ...shown.flatMap((each) => each.points.map((point) => point[1])));
+  const highest = Math.max(0, ...shown.flatMap((each) => each.parts.flat().map((point) => point[1])));
   const top = format === f.duration ? niceTime(highest) : nice(format === f.count ? Math.max(2, highest) : highest);
   const x = (time) => ((Math.max(from, Math.min(to, time)) - from) / (to - from)) * W;
   const y = (value) => H - (value / top) * H;
@@ -21,9 +37,8 @@ export function chart(series, { from, to, format = f.count, label }) {
     s("svg", { viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", "aria-hidden": "true" },
       [0, 0.5].map((part) => s("line", { class: "grid", x1: 0, x2: W, y1: H * part, y2: H * part })),
       shown.map((each, number) => {
-        const line = drawn(each.points, x, y, to);
-        return [number === 0 && s("path", { class: "area", d: `${line} L${x(to)},${H} L${x(each.points[0][0])},${H} Z` }),
-          s("path", { class: `s${each.place}`, d: line })];
+        return [number === 0 && !equal && s("path", { class: "area", d: each.parts.map((part) => `${drawn(part, x, y)} L${x(part[part.length - 1][0]).toFixed(1)},${H} L${x(part[0][0]).toFixed(1)},${H} Z`).join(" ") }),
+          s("path", { class: `s${each.place}`, d: each.parts.map((part) => drawn(part, x, y)).join(" ") })];
       })),
     [1, 0.5].map((part) => h("span", { class: "y", style: { top: `${(1 - part) * 100}%` } }, (format === f.duration ? f.brief : format)(top * part))));
   hover(plot, shown, { from, to, format });
@@ -37,9 +52,10 @@ function described(shown, format) {
   return shown.map((each) => `${each.name} ${format(each.points[each.points.length - 1][1])} now`).join(", ");
 }
 
-function drawn(points, x, y, to) {
-  const all = [...points, [to, points[points.length - 1][1]]];
-  return all.map(([time, value], place) => `${place ? "L" : "M"}${x(time).toFixed(1)},${y(value).toFixed(2)}`).join(" ");
+function drawn(points, x, y) {
+  // A single sample is a dot: a line without a length, with a round cap.
+  if (points.length === 1) return `M${x(points[0][0]).toFixed(1)},${y(points[0][1]).toFixed(2)} l0.01,0`;
+  return points.map(([time, value], place) => `${place ? "L" : "M"}${x(time).toFixed(1)},${y(value).toFixed(2)}`).join(" ");
 }
 
 function nice(value) {
@@ -71,13 +87,14 @@ function hover(plot, shown, { from, to, format }) {
 }
 
 function at(points, time) {
-  let value = points[0][1];
+  let value = points[0]?.[1] ?? null;
   for (const [moment, each] of points) { if (moment > time) break; value = each; }
   return value;
 }
 
 /** A small curve without axes. */
 export function spark(points) {
+  points = points?.filter((point) => point[1] !== null);
   if (!points || points.length < 2) return s("svg", { class: "spark", viewBox: "0 0 100 30", "aria-hidden": "true" });
   const [first, last] = [points[0][0], points[points.length - 1][0]];
   const top = Math.max(...points.map((point) => point[1])) || 1;

@@ -18,12 +18,6 @@ export function exact(value) {
   return value === null || value === undefined ? "–" : whole.format(value);
 }
 
-/** 5 · at least 5 · not known: a number that so many unknown ones may add to. */
-export function least(value, unknown, format = exact) {
-  if (!unknown) return format(value);
-  return value ? `at least ${format(value)}` : "not known";
-}
-
 export function rate(value) {
   if (value === null || value === undefined) return "–";
   if (value > 0 && value < 0.005) return "<0.01";
@@ -87,6 +81,14 @@ export function precise(epoch) {
   if (!epoch) return "–";
   const date = new Date(epoch * 1000);
   return `${date.toLocaleDateString("en-CA")} ${clock.format(date)}.${String(date.getMilliseconds()).padStart(3, "0")}`;
+}
+
+/** The time of day to the millisecond, with the date when it is not today's. */
+export function instant(epoch) {
+  if (!epoch) return "–";
+  const date = new Date(epoch * 1000);
+  const time = `${clock.format(date)}.${String(date.getMilliseconds()).padStart(3, "0")}`;
+  return Math.abs(Date.now() - date) < 43_200_000 ? time : `${date.toLocaleDateString("en-CA")} ${time}`;
 }
 
 let ahead = 0;

@@ -3,7 +3,7 @@
 import { get, me, post } from "./api.js";
 import { h, morphChildren } from "./dom.js";
 import * as f from "./format.js";
-import { ILL, problem, toast } from "./parts.js";
+import { ILL, problem, readOnlyDialog, toast } from "./parts.js";
 import { login } from "./views/login.js";
 import { now } from "./views/now.js";
 import { topics } from "./views/topics.js";
@@ -85,7 +85,7 @@ function side() {
     }))),
     h("div", { class: "foot" },
       h("span", null, (me.name_servers ?? []).join(", ")),
-      h("span", null, me.write ? "May change things" : "Read-only", ` · ${me.version ?? ""}`),
+      me.write ? h("span", null, `May change things · ${me.version ?? ""}`) : h("button", { type: "button", class: "quiet", onclick: () => readOnlyDialog("Changes") }, `Read-only · ${me.version ?? ""}`),
       h("button", { type: "button", class: "quiet", onclick: nextTheme }, "Light or dark"),
       me.can_log_out && h("button", { type: "button", class: "quiet", onclick: logOut }, "Log out")));
   return bar;
@@ -110,9 +110,8 @@ function theme(wanted) {
 function tell(content) {
   if (!content?.at) return;
   f.sync(content.at);
-  const isBad = (content.faults ?? []).some((kind) => kind.weight === "bad");
-  mark("/", content.fault_count, isBad ? "bad" : "warn");
-  mark("/dead-letters", content.open_last_hour + content.unknown_last_hour, "warn");
+  mark("/", content.card_count, content.cards[0]?.weight === "bad" ? "bad" : "warn");
+  mark("/dead-letters", content.open_letters, content.open_last_hour ? "warn" : "");
   const failed = content.pipelines.filter((each) => ILL.includes(each.state)).length;
   mark("/pipelines", failed || content.pipelines.length, failed ? "bad" : "");
 }

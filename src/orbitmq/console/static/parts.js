@@ -20,18 +20,18 @@ export function card(title, body, actions) {
 export function tile(what, value, { unit, hint, href, spark, tone } = {}) {
   return h(href ? "a" : "div", { class: "tile", href },
     h("span", { class: "what" }, what),
-    h("span", { class: `value ${tone ?? ""}`, title: `${value}${unit ? " " + unit : ""}` }, value, unit && h("small", null, unit)),
+    h("span", { class: `value ${tone ?? ""}` }, value, unit && h("small", null, unit)),
     h("span", { class: "hint" }, hint ?? ""),
     spark);
 }
 
-/** `columns`: [label, row => content, class]. */
-export function table(columns, rows, { empty = "Nothing here.", label } = {}) {
+/** `columns`: [label, row => content, class]. `open` is what a click on a row does, besides those on its links and buttons. */
+export function table(columns, rows, { empty = "Nothing here.", label, open } = {}) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   return h("div", { class: "table-box" },
     h("table", { "aria-label": label },
       h("thead", null, h("tr", null, columns.map(([name, , kind]) => h("th", { class: kind, scope: "col" }, name)))),
-      h("tbody", null, rows.map((row) => h("tr", null, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row))))))));
+      h("tbody", null, rows.map((row) => h("tr", open && { class: "link opens", onclick: (event) => event.target.closest("a, button, input") || open(row) }, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row))))))));
 }
 
 export function facts(pairs) {
@@ -68,15 +68,33 @@ export function failedShare(row) {
   return h("span", { class: row.state === "failing" ? "bad-text" : row.failed_share ? "warn-text" : "" }, f.percent(row.failed_share));
 }
 
-/** What is wrong, what to do, and the command that does it. `subject` leads to where it is shown. */
-export function fault(each, { subject } = {}) {
+/** What is wrong, what to do, and the command that does it. */
+export function fault(each) {
   return h("div", { class: "fault" },
-    h("span", { class: `dot ${each.weight ?? "bad"}`, title: each.kind }),
-    h("div", { class: "words" },
-      subject ? [link(each.link, each.subject), h("span", { class: "faint" }, ` ${each.kind}`)] : h("b", null, upper(each.kind)),
+    h("span", { class: `dot ${each.weight ?? "bad"}`, "aria-hidden": "true" }),
+    h("div", { class: "words" }, h("b", null, upper(each.kind)),
       h("div", null, sentence(each.text)),
       each.others?.length > 0 && h("details", null, h("summary", { class: "muted small" }, `and ${f.exact(each.others.length)} more`), each.others.map((text) => h("div", { class: "small muted" }, sentence(text))))),
-    (each.remedy || each.command) && h("div", { class: "fix" }, each.remedy && h("span", null, sentence(each.remedy)), each.command && command(each.command)));
+    remedy(each));
+}
+
+/** What to do: repair first, and what gives something up last. */
+function remedy(each) {
+  if (!each.remedy && !each.command) return null;
+  return h("div", { class: "fix" },
+    each.remedy && h("span", null, sentence(each.remedy)), each.command && command(each.command),
+    each.otherwise && h("details", null, h("summary", { class: "small" }, "If repair is not wanted"),
+      h("div", { class: "fix" }, h("span", null, sentence(each.otherwise)), each.otherwise_command && command(each.otherwise_command))));
+}
+
+const SEVERITY = { bad: "Critical", warn: "Warning" };
+
+/** All that is wrong with one group, server, topic or pipeline. */
+export function faultCard(each) {
+  return h("article", { class: `fault-card ${each.weight}`, "data-key": `${each.link} ${each.subject}`, "aria-label": each.subject },
+    h("header", null, h("span", { class: `tag ${each.weight}` }, SEVERITY[each.weight] ?? each.weight), link(each.link, each.subject),
+      h("span", { class: "muted small" }, [...new Set(each.faults.map((one) => one.kind))].join(" · "))),
+    each.faults.map((one) => h("div", { class: "finding" }, h("p", null, sentence(one.text)), remedy(one))));
 }
 
 /** Faults of one thing, one below the other; null without any. */
@@ -126,21 +144,38 @@ export function toast(text, isBad = false) {
   setTimeout(() => node.remove(), isBad ? 9000 : 5000);
 }
 
-/** Says that a button does nothing here, beside the command that does it elsewhere. */
+const READ_ONLY = "This console only shows: it was started without --write.";
+
+/** Says why a button does nothing here, and how it is enabled. */
 export function readOnlyNote() {
-  return me.write ? null : h("p", { class: "note" }, "This console only shows. Run the command instead, or start the console with --write.");
+  return me.write ? null : h("div", { class: "note read-only" }, h("p", null, `${READ_ONLY} The command above does the same; this one starts a console that may change things:`), command(me.enable));
+}
+
+/** A button that opens something which writes. Where that is not allowed it is disabled, and says why. */
+export function writing(label, open, { kind = "", does, harmless } = {}) {
+  if (me.write) return h("button", { type: "button", class: kind, onclick: open }, label);
+  return h("button", { type: "button", class: kind, "aria-disabled": "true", title: `${READ_ONLY} ${me.enable}`, onclick: () => readOnlyDialog(label, does, harmless && [harmless, open]) }, label);
+}
+
+/** Why a control is disabled, the command that does the same, and the one that enables it. `harmless` is what can be done all the same. */
+export function readOnlyDialog(label, does, harmless) {
+  const opened = dialog(`${label}: not in this console`, [
+    h("p", null, READ_ONLY),
+    does && [h("p", { class: "muted" }, "The same from a shell:"), command(does)],
+    h("p", { class: "muted" }, "A console that may change things:"), command(me.enable),
+  ], harmless && { footer: () => h("button", { type: "button", onclick: () => { opened.close(); harmless[1](); } }, harmless[0]) });
 }
 
 export function field(label, input, kind = "") {
   return h("label", { class: `field ${kind}` }, label, input);
 }
 
-/** A window in front of the page; resolves when it is closed. */
-export function dialog(title, content, { wide, footer } = {}) {
-  const node = h("dialog", { class: wide ? "wide" : "", "aria-label": title });
+/** A window in front of the page, or as a `panel` at its side; resolves when it is closed. */
+export function dialog(title, content, { wide, panel, footer, extra } = {}) {
+  const node = h("dialog", { class: panel ? "panel" : wide ? "wide" : "", "aria-label": title });
   const close = () => node.close();
   node.append(h("div", { class: "inside" },
-    h("header", null, h("h2", null, title), h("button", { type: "button", class: "quiet", onclick: close, "aria-label": "Close" }, "Close")),
+    h("header", null, h("h2", null, title), extra, h("button", { type: "button", class: "quiet", onclick: close, "aria-label": "Close" }, "Close")),
     content, footer && h("footer", null, footer(close))));
   node.onclick = (event) => { if (event.target === node) close(); };
   document.body.append(node);

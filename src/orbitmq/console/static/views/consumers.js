@@ -33,7 +33,7 @@ export async function consumerGroup({ params }) {
         h("section", { class: "card" }, table([
           ["Member", (row) => memberLink(params.group, row.client_id), "name"],
           ["Address", (row) => row.address, "opt"],
-          ["Client", (row) => `${row.language} ${row.version}`, "opt"],
+          ["Client", (row) => h("span", { class: "nowrap" }, row.client), "opt"],
           ["Queues", (row) => content.queues.filter((each) => each.owner === row.client_id).length, "n"],
           ["Lag", (row) => f.count(content.queues.filter((each) => each.owner === row.client_id).reduce((sum, each) => sum + each.lag, 0)), "n"],
         ], content.members?.clients ?? [], { empty: "Nobody is online.", label: "Members" }))),

@@ -1,7 +1,7 @@
 import { get, me, post, remove, url } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { act, card, command, commandPreview, dialog, field, head, problem, readOnlyNote, table, toast } from "../parts.js";
+import { act, card, command, commandPreview, dialog, field, head, problem, readOnlyNote, table, toast, writing } from "../parts.js";
 import { messageDialog } from "./message.js";
 
 /** Letters of a pile that are looked at together. */
@@ -17,8 +17,8 @@ export async function deadLetterGroups() {
       head("Dead letters", { sub: "Messages that a group gave up: looked at by reason, mended, and resent." }),
       h("section", { class: "card" }, table([
         ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
-        ["Open, last hour", (row) => h("span", { class: row.open_last_hour || row.unknown_last_hour ? "warn-text" : "" }, f.least(row.open_last_hour, row.unknown_last_hour)), "n"],
-        ["Open", (row) => f.least(row.open_letters, row.unknown_letters), "n"],
+        ["Open", (row) => h("b", { class: row.open_last_hour ? "warn-text" : "" }, f.exact(row.open_letters)), "n"],
+        ["Last hour", (row) => f.exact(row.open_last_hour), "n"],
         ["Resent", (row) => f.exact(row.resent), "n opt"],
         ["In all", (row) => f.exact(row.dead_letters), "n opt"],
         ["Topics", (row) => h("span", { class: "muted" }, row.topics.join(", ")), "name opt"],
@@ -49,7 +49,8 @@ export async function deadLetters({ params, query, remember }) {
     draw: () => drawn({ group, content, filter, trouble, running, follow }),
     // Reading all letters is no small thing: it is done again when the number has changed.
     refresh: async (now) => {
-      const count = now?.dying?.find((each) => each.name === group)?.dead_letters ?? null;
+      const row = now?.dying?.find((each) => each.name === group);
+      const count = row ? `${row.dead_letters} ${row.open_letters}` : null;
       if (now && count !== null && count === known) return;
       known = count;
       content = await load();
@@ -94,12 +95,12 @@ function drawn({ group, content, filter, trouble, running, follow }) {
   return [
     head(group, {
       crumb: link("/dead-letters", "Dead letters"),
-      sub: [`${f.plural(content.count, "message")} in ${f.plural(content.reasons.length, "pile")} ${which}`, content.is_complete ? "" : "; there are more, these are the newest", " · ", link(path("groups", group), "see the group")],
+      sub: [h("b", null, f.exact(content.open)), ` open in ${f.plural(content.reasons.length, "pile")} ${which}`, content.count > content.open ? `, ${f.exact(content.count - content.open)} were resent` : "", content.is_complete ? "" : "; there are more, these are the newest", " · ", link(path("groups", group), "see the group")],
       actions: [
         h("a", { class: "button", href: save("jsonl"), download: "" }, "Save as JSON lines"),
         h("a", { class: "button", href: save("parquet"), download: "" }, "Save as Parquet"),
         h("button", { type: "button", onclick: () => notebookDialog(content.notebook, content.commands.list) }, "Open in a notebook"),
-        content.count > 0 && h("button", { type: "button", class: "primary", onclick: () => replayDialog(group, { which: chosen, most: content.count, follow, about: `All dead letters of the group ${which}, the oldest first.` }) }, "Resend all"),
+        content.count > 0 && writing("Resend all", () => replayDialog(group, { which: chosen, most: content.count, follow, about: `All dead letters of the group ${which}, the oldest first.` }), { kind: "primary", does: content.commands.resend, harmless: "Dry run" }),
       ],
     }),
     h("div", { class: "stack" }, keep("running", running), keep("filter", filter.node), keep("trouble", trouble), content.reasons.length
@@ -114,18 +115,19 @@ function drawnPile(group, pile, chosen, follow) {
   const [hour, day, week, older] = pile.ages;
   const topics = Object.entries(pile.topics).sort((a, b) => b[1] - a[1]);
   return h("article", { class: "pile" },
-    h("div", { class: "top" }, h("span", { class: "many" }, f.count(pile.count)), h("span", { class: "why" }, pile.name)),
+    h("div", { class: "top" }, h("span", { class: "many", title: "open" }, f.exact(pile.open)), h("span", { class: "why" }, pile.name)),
     h("div", { class: "inner" },
       h("div", { class: "ages" },
         [["last hour", hour], ["last day", day], ["last week", week], ["older", older]].filter(([, number]) => number).map(([word, number]) => h("span", null, h("b", null, f.count(number)), ` ${word}`)),
         h("span", null, `the last one ${f.ago(pile.last_died_at)}`),
+        pile.count > pile.open && h("span", null, h("b", null, f.exact(pile.count - pile.open)), " resent"),
         pile.resent > 0 && h("span", { class: "warn-text" }, `${f.count(pile.resent)} were resent before and died again`),
         h("span", { class: "muted" }, topics.slice(0, 3).map(([topic, number], place) => [place ? ", " : "from ", link(path("topics", topic), topic), topics.length > 1 ? ` (${f.count(number)})` : ""]))),
       pile.sample && h("div", { class: "sample" }, pile.sample.preview),
       h("div", { class: "row" },
         h("button", { type: "button", onclick: () => lettersDialog(group, which, pile.count, follow) }, "Look at them"),
-        h("button", { type: "button", onclick: () => replayDialog(group, { which, most: Math.min(10, pile.count), follow, about: pile.name, isSample: true }) }, `Resend ${Math.min(10, pile.count)}`),
-        pile.count > 10 && h("button", { type: "button", onclick: () => replayDialog(group, { which, most: pile.count, follow, about: pile.name }) }, "Resend the rest"),
+        writing(`Resend ${Math.min(10, pile.count)}`, () => replayDialog(group, { which, most: Math.min(10, pile.count), follow, about: pile.name, isSample: true }), { does: pile.commands.sample, harmless: "Dry run" }),
+        pile.count > 10 && writing("Resend the rest", () => replayDialog(group, { which, most: pile.count, follow, about: pile.name }), { does: pile.commands.resend, harmless: "Dry run" }),
         h("button", { type: "button", class: "quiet", onclick: () => notebookDialog(pile.notebook, pile.command) }, "Open in a notebook"))));
 }
 
@@ -140,7 +142,7 @@ async function lettersDialog(group, which, all, follow) {
     const more = all > rows.length ? [h("p", { class: "muted" }, `The newest ${f.exact(rows.length)} of ${f.exact(all)}; a filter finds the others, and so does the command with another --limit.`)] : [];
     body.replaceChildren(...more, table([
       ["", choose, ""],
-      ["Died", (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => messageDialog(row.id, row.topic, row.offset_id) }, f.when(row.died_at)), ""],
+      ["Died", (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => messageDialog(row.id, row.topic, row.offset_id) }, f.instant(row.died_at)), ""],
       ["Topic", (row) => row.origin_topic ?? "", "opt"],
       ["Keys", (row) => row.keys.join(" "), "opt"],
       ["Tried", (row) => `${row.tried}×`, "n"],

@@ -1,7 +1,7 @@
 import { get, me, post } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { act, card, command, dialog, drains, facts, faults, findings, head, memberLink, pace, readOnlyNote, table, tile, toast, topicLink } from "../parts.js";
+import { act, card, command, dialog, drains, facts, faults, findings, head, memberLink, pace, readOnlyNote, table, tile, toast, topicLink, writing } from "../parts.js";
 import { chart, heat } from "../charts.js";
 
 /** One group: how far it is behind, who consumes, and what is wrong. */
@@ -36,7 +36,7 @@ function drawn(content, curves, map, names, ranges) {
       actions: [
         link(`/progress?group=${encodeURIComponent(content.name)}`, h("span", { class: "button" }, "Move progress")),
         link(path("dead-letters", content.name), h("span", { class: "button" }, "Dead letters")),
-        h("button", { type: "button", onclick: () => switchDialog(content.name, isPaused, content.commands) }, isPaused ? "Resume" : "Pause"),
+        writing(isPaused ? "Resume" : "Pause", () => switchDialog(content.name, isPaused, content.commands), { does: content.commands[isPaused ? "resume" : "pause"] }),
       ],
     }),
     h("div", { class: "stack" },
@@ -47,7 +47,7 @@ function drawn(content, curves, map, names, ranges) {
         tile("In", f.rate(sample.in_rate), { unit: "/s", hint: "stored, last 30 s" }),
         tile("Out", f.rate(sample.out_rate), { unit: "/s", hint: "finished, last 30 s" }),
         tile("Empty in", drains(sample), { hint: !content.lag ? "" : sample.pace === "keeping up" ? "as much comes as goes" : "at this pace" }),
-        tile("Dead letters", f.count(content.dead_letters), { href: path("dead-letters", content.name), hint: content.sample?.resent ? `${f.count(content.sample.resent)} resent` : "" })),
+        tile("Dead letters", f.count(content.sample?.open_letters ?? content.dead_letters), { href: path("dead-letters", content.name), hint: content.sample?.resent ? `open; ${f.count(content.sample.resent)} were resent` : "open" })),
       card("Lag over time", h("div", { class: "body split three" },
         labelled("Lag", chart([{ name: "lag", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, label: "Lag" })),
         labelled("Oldest", chart([{ name: "oldest", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, format: f.duration, label: "Age of the oldest message" })),
@@ -135,7 +135,7 @@ function members(content) {
   if (!content.members) return card("Members", h("p", { class: "empty" }, "Nobody is online."));
   return card("Members", table([
     ["Member", (row) => [memberLink(content.name, row.client_id), h("div", { class: "faint small" }, row.address)], "name"],
-    ["Client", (row) => `${row.language} ${row.version}`, "opt"],
+    ["Client", (row) => h("span", { class: "nowrap" }, row.client), "opt"],
     ["Queues", (row) => content.queues.filter((each) => each.owner === row.client_id).length, "n"],
   ], content.members.clients), h("span", { class: "small muted" }, content.members.subscriptions.map((each) => `${each.topic} ${each.expression}`).join(" · ")));
 }

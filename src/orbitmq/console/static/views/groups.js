@@ -16,7 +16,7 @@ export async function groups({ query, remember }) {
     { label: "Out", sort: "out_rate", cell: (row) => `${f.rate(row.out_rate)}/s`, kind: "n w-s opt" },
     { label: "Empty in", cell: (row) => drains(row), kind: "n w-s opt" },
     { label: "Members", sort: "members", cell: (row) => link(path("consumers", row.name), row.members ?? "?"), kind: "n w-s opt" },
-    { label: "Dead letters", sort: "dead_letters", cell: (row) => (row.dead_letters ? link(path("dead-letters", row.name), h("span", { class: row.open_last_hour ? "warn-text" : "" }, f.count(row.dead_letters))) : "0"), kind: "n w-n opt" },
+    { label: "Dead letters", sort: "open_letters", cell: (row) => (row.dead_letters ? link(path("dead-letters", row.name), h("span", { class: row.open_last_hour ? "warn-text" : "" }, f.count(row.open_letters))) : "0"), kind: "n w-n opt" },
   ], state, { label: "Groups", changed: keep });
   const box = h("section", { class: "card", "data-own": true },
     toolbar(state, [["", "All"], ["behind", "Behind"], ["wrong", "Need a hand"], ["dead", "With dead letters"]], list, keep), list.node);

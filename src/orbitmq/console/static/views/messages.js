@@ -2,6 +2,7 @@ import { get, url } from "../api.js";
 import { h } from "../dom.js";
 import * as f from "../format.js";
 import { card, command, field, head, problem, suggestions, table } from "../parts.js";
+import { decoderDialog } from "./decoder.js";
 import { messageDialog } from "./message.js";
 
 const MODES = [["newest", "The newest"], ["time", "From a time"], ["offset", "From an offset"], ["key", "With a key"], ["id", "With an id"], ["tail", "As they arrive"]];
@@ -25,10 +26,14 @@ export async function messages({ query, remember }) {
   const expression = input("expression", { placeholder: "paid || shipped" });
   const type = h("select", null, h("option", { value: "TAG" }, "tags"), h("option", { value: "SQL92" }, "SQL"));
   type.value = query.get("type") ?? "TAG";
+  const where = input("where", { placeholder: "cents > 1000 and customer.country = \"CH\"" });
+  const order = h("select", null, h("option", { value: "" }, "newest first"), h("option", { value: "oldest" }, "oldest first"));
+  order.value = query.get("order") ?? "";
   const fields = {
-    newest: [], tail: [], time: [field("Since", since), field("Until", until)], offset: [field("Queue", queue), field("Offset", offset)], key: [field("Key", key)], id: [field("Id", id)],
+    newest: [], tail: [], time: [field("Since", since), field("Until", until), field("Order", order)], offset: [field("Queue", queue), field("Offset", offset)], key: [field("Key", key)], id: [field("Id", id)],
   };
-  const filter = [field("Filter", expression), field("As", type)];
+  const filter = [field("Filter", expression), field("As", type), field("Fields of the body", where, "double")];
+  const decoder = h("button", { type: "button", class: "quiet", onclick: () => decoderDialog(topic.value.trim(), () => show(false)) }, "How bodies are read");
   const place = h("div", { class: "form" });
   const button = h("button", { class: "primary" }, "Show");
   const result = h("div", { class: "stack" });
@@ -36,6 +41,7 @@ export async function messages({ query, remember }) {
   let rows = [];
   let cursor = null;
   let text = "";
+  let looked = 0;
   let stream = null;
 
   function lay() {
@@ -47,9 +53,9 @@ export async function messages({ query, remember }) {
   function wanted() {
     const local = (value) => (value ? new Date(value).getTime() / 1000 : undefined);
     const base = { topic: topic.value.trim() };
-    const filtered = { ...base, expression: expression.value.trim(), type: expression.value.trim() ? type.value : "" };
+    const filtered = { ...base, expression: expression.value.trim(), type: expression.value.trim() ? type.value : "", where: where.value.trim() };
     switch (mode.value) {
-      case "time": return { ...filtered, since: local(since.value), until: local(until.value) };
+      case "time": return { ...filtered, since: local(since.value), until: local(until.value), newest: order.value ? "" : 1 };
       case "offset": return { ...filtered, queue: queue.value.trim(), offset: offset.value || "0", newest: query.get("newest") };
       case "key": return { ...base, key: key.value.trim() };
       default: return { ...filtered, newest: 1 };
@@ -64,7 +70,7 @@ export async function messages({ query, remember }) {
   async function show(more) {
     leave();
     if (!more) { rows = []; cursor = null; }
-    const kept = { topic: topic.value.trim(), mode: mode.value === "newest" ? "" : mode.value, since: since.value, until: until.value, queue: mode.value === "offset" ? queue.value : "", offset: mode.value === "offset" ? offset.value : "", key: mode.value === "key" ? key.value : "", id: mode.value === "id" ? id.value : "", expression: expression.value, type: expression.value ? type.value : "", newest: mode.value === "offset" ? query.get("newest") : "" };
+    const kept = { topic: topic.value.trim(), mode: mode.value === "newest" ? "" : mode.value, since: since.value, until: until.value, queue: mode.value === "offset" ? queue.value : "", offset: mode.value === "offset" ? offset.value : "", key: mode.value === "key" ? key.value : "", id: mode.value === "id" ? id.value : "", expression: expression.value, where: where.value.trim(), order: mode.value === "time" ? order.value : "", type: expression.value ? type.value : "", newest: mode.value === "offset" ? query.get("newest") : "" };
     remember(kept);
     button.disabled = true;
     try {
@@ -72,6 +78,7 @@ export async function messages({ query, remember }) {
       if (mode.value === "id") {
         const found = await get("/messages/one", { id: id.value.trim(), topic: topic.value.trim() });
         rows = [found];
+        looked = 1;
         text = found.command;
         draw();
         messageDialog(found.id, found.topic, found.offset_id);
@@ -79,6 +86,7 @@ export async function messages({ query, remember }) {
       }
       const page = await get("/messages", more ? { ...wanted(), cursor, count: MORE, listed: rows.length } : { ...wanted(), count: FIRST });
       rows = rows.concat(page.rows);
+      looked = (more ? looked : 0) + page.looked;
       cursor = page.cursor;
       text = page.command;
       if (more) append(page.rows); else draw();
@@ -90,36 +98,42 @@ export async function messages({ query, remember }) {
   }
 
   function draw() {
-    result.replaceChildren(card(f.plural(rows.length, "message"), list(rows)), h("div", { class: "stack", "data-rest": true }, rest(), command(text)));
+    result.replaceChildren(card(heading(), list(rows), decoder), h("div", { class: "stack", "data-rest": true }, rest(), command(text)));
   }
 
   /** Rows below those that are there: however many pages were shown, one more costs as much as the first. */
   function append(some) {
     const body = result.querySelector("tbody");
     if (!body) return draw();
-    body.append(...list(some).querySelectorAll("tbody tr"));
-    result.querySelector("h2").textContent = f.plural(rows.length, "message");
+    body.append(...list(some, rows).querySelectorAll("tbody tr"));
+    result.querySelector("h2").textContent = heading();
     result.querySelector("[data-rest]").replaceChildren(rest(), command(text));
   }
 
+  function heading() {
+    const found = f.plural(rows.length, "message");
+    return where.value.trim() && mode.value !== "key" && mode.value !== "id" ? `${found} of ${f.exact(looked)} looked at` : found;
+  }
+
   function rest() {
-    return h("div", null, cursor ? h("button", { type: "button", onclick: () => show(true) }, "Show more") : h("span", { class: "small muted" }, "that is all"));
+    return h("div", null, cursor ? h("button", { type: "button", onclick: () => show(true) }, where.value.trim() ? "Look further" : "Show more") : h("span", { class: "small muted" }, "that is all"));
   }
 
   function follow() {
     const asked = wanted();
-    stream = new EventSource(url("/messages/tail", { topic: asked.topic, expression: asked.expression, type: asked.type }));
+    stream = new EventSource(url("/messages/tail", { topic: asked.topic, expression: asked.expression, type: asked.type, where: asked.where }));
     const state = h("span", { class: "small muted", role: "status" }, "waiting for messages");
     const body = h("div");
     let passed = 0;
     const stop = h("button", { type: "button", onclick: () => { leave(); state.textContent = "stopped"; stop.disabled = true; } }, "Stop");
     const same = h("div");
-    result.replaceChildren(card(`${asked.topic}, as messages arrive`, body, [state, stop]), same);
+    result.replaceChildren(card(`${asked.topic}, as messages arrive`, body, [state, stop, decoder]), same);
     let isWaiting = false;
     const paint = () => { isWaiting = false; body.replaceChildren(list(rows)); };
     stream.addEventListener("message", (event) => {
       if (!event.data) return;
       rows.unshift(JSON.parse(event.data));
+      rows.sort(newestFirst);
       rows.length = Math.min(rows.length, 200);
       state.textContent = passed ? `${f.count(passed)} more were not shown` : "following";
       if (!isWaiting) { isWaiting = true; requestAnimationFrame(paint); }
@@ -138,14 +152,27 @@ export async function messages({ query, remember }) {
   return { title: "Messages", still: true, draw: () => page, shown: () => (topic.value ? show(false) : topic.focus({ preventScroll: true })), leave };
 }
 
-export function list(rows) {
+function newestFirst(a, b) {
+  return b.stored_at - a.stored_at || b.born_at - a.born_at || b.offset - a.offset;
+}
+
+/** Rows that open beside the page; with the arrows one goes on to the next. */
+export function list(rows, all = rows) {
+  const open = (row) => {
+    let place = all.indexOf(row);
+    messageDialog(row.id, row.topic, row.offset_id, (by) => {
+      const next = all[place + by];
+      if (next) place += by;
+      return next;
+    });
+  };
   return table([
-    ["Stored", (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => messageDialog(row.id, row.topic, row.offset_id), title: f.precise(row.stored_at) }, f.when(row.stored_at)), ""],
+    ["Stored", (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => open(row), title: f.precise(row.stored_at) }, f.instant(row.stored_at)), ""],
     ["Queue", (row) => h("span", { class: "mono nowrap" }, `${row.broker}:${row.queue}`), "opt"],
     ["Offset", (row) => f.exact(row.offset), "n"],
     ["Tag", (row) => row.tags ?? "", "opt"],
     ["Keys", (row) => row.keys.join(" "), "opt"],
     ["Body", (row) => row.preview, "preview"],
     ["Size", (row) => f.bytes(row.size), "n opt"],
-  ], rows, { empty: "No message matches.", label: "Messages" });
+  ], rows, { empty: "No message matches.", label: "Messages", open });
 }

@@ -1,7 +1,7 @@
 import { get } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { ILL, UP, card, drains, failedShare, fault, groupLink, pace, problem, table, tile, topicLink } from "../parts.js";
+import { ILL, UP, card, drains, failedShare, faultCard, groupLink, pace, problem, table, tile, topicLink } from "../parts.js";
 import { spark } from "../charts.js";
 
 /** What is wrong and where. */
@@ -17,8 +17,8 @@ export async function now({ known }) {
 
 function drawn(content) {
   const up = content.brokers.filter((each) => each.is_up).length;
-  const isBad = content.faults.some((kind) => kind.weight === "bad") || content.problem;
-  const lamp = isBad ? "bad" : content.fault_count ? "warn" : "";
+  const isBad = content.cards[0]?.weight === "bad" || content.problem;
+  const lamp = isBad ? "bad" : content.card_count ? "warn" : "";
   return [
     h("div", { class: "head" }, h("div", { class: "titles" },
       h("div", { class: "verdict" }, h("span", { class: `lamp ${lamp}`, "aria-hidden": "true" }), h("h1", null, verdict(content))),
@@ -27,8 +27,8 @@ function drawn(content) {
         ` · seen ${f.when(content.at)}`))),
     h("div", { class: "stack" },
       content.problem && h("div", { class: "note bad", role: "alert" }, `The cluster cannot be seen at the moment, this is how it was: ${content.problem}`),
-      content.faults.length > 0 && faults(content.faults),
       tiles(content),
+      content.cards.length > 0 && cards(content),
       h("div", { class: "split" }, worst(content), h("div", { class: "stack" }, dying(content), spark_(content))),
       h("div", { class: "split" }, busy(content), brokers(content))),
   ];
@@ -36,15 +36,14 @@ function drawn(content) {
 
 function verdict(content) {
   if (content.problem) return "The cluster does not answer";
-  if (!content.fault_count) return "Nothing needs a hand";
-  return content.fault_count === 1 ? "One thing needs a hand" : `${f.exact(content.fault_count)} things need a hand`;
+  if (!content.card_count) return "Nothing needs a hand";
+  return content.card_count === 1 ? "One thing needs a hand" : `${f.exact(content.card_count)} things need a hand`;
 }
 
-function faults(kinds) {
-  return h("section", { class: "card faults", "aria-label": "What needs a hand" }, kinds.map((kind) => [
-    kind.faults.map((each) => fault(each, { subject: true })),
-    kind.count > kind.faults.length && h("div", { class: "more" }, `and ${f.exact(kind.count - kind.faults.length)} more: `, link(MORE[kind.faults[0].check] ?? "/groups?filter=wrong", kind.kind)),
-  ]));
+/** One card for each group, server, topic or pipeline, the worst first. */
+function cards(content) {
+  return h("section", { class: "cards", "aria-label": "What needs a hand" }, content.cards.map(faultCard),
+    content.more_cards.length > 0 && h("p", { class: "muted small" }, "And less urgent: ", content.more_cards.map((each, place) => [place ? " · " : "", link(MORE[each.check] ?? "/groups?filter=wrong", `${f.exact(each.count)} × ${each.kind}`)])));
 }
 
 /** Where all faults of a check are to be seen. */
@@ -58,7 +57,7 @@ function tiles(content) {
     tile("Out", f.rate(content.out_rate), { unit: "/s", href: "/charts", hint: `finished, last ${f.exact(content.rate_seconds)} s`, spark: spark(content.curves.out) }),
     tile("Lag", f.count(content.lag), { href: "/groups?filter=behind", hint: `in ${f.plural(content.groups_behind, "group")}`, spark: spark(content.curves.lag) }),
     tile("Oldest", f.brief(content.oldest), { href: content.oldest_group ? path("groups", content.oldest_group) : "/groups", hint: content.oldest_group ?? "nothing waits" }),
-    tile("Dead letters", f.least(content.open_last_hour, content.unknown_last_hour, f.count), { href: "/dead-letters", hint: `open, last hour; ${f.least(content.open_letters, content.unknown_letters, f.count)} in all`, tone: content.open_last_hour || content.unknown_last_hour ? "warn-text" : "" }),
+    tile("Dead letters", f.count(content.open_letters), { href: "/dead-letters", hint: content.open_letters ? `open, ${f.count(content.open_last_hour)} of the last hour` : "none is open", tone: content.open_last_hour ? "warn-text" : "" }),
     tile("Spark pipelines", f.count(running), { unit: content.pipelines.length > running ? `of ${content.pipelines.length}` : "", href: "/pipelines", hint: ill ? `${f.exact(ill)} ${ill === 1 ? "needs" : "need"} a hand` : "running", tone: ill ? "bad-text" : "" }));
 }
 
@@ -77,11 +76,11 @@ function worst(content) {
 }
 
 function dying(content) {
-  return card("Dead letters", table([
+  return card("Open dead letters", table([
     ["Group", (row) => link(path("dead-letters", row.name), row.name), "name"],
-    ["Open, last hour", (row) => h("a", { href: path("dead-letters", row.name), class: row.open_last_hour || row.unknown_last_hour ? "warn-text" : "" }, f.least(row.open_last_hour, row.unknown_last_hour, f.count)), "n"],
-    ["Open in all", (row) => link(path("dead-letters", row.name), f.least(row.open_letters, row.unknown_letters, f.count)), "n"],
-  ], content.dying, { empty: "No message has died." }));
+    ["Last hour", (row) => link(path("dead-letters", row.name), f.count(row.open_last_hour)), "n opt"],
+    ["Open", (row) => h("a", { href: path("dead-letters", row.name), class: row.open_last_hour ? "warn-text" : "" }, f.count(row.open_letters)), "n"],
+  ], content.dying.filter((row) => row.open_letters), { empty: "No dead letter is open." }));
 }
 
 function spark_(content) {
@@ -89,7 +88,7 @@ function spark_(content) {
   return card("Spark pipelines", table([
     ["Pipeline", (row) => link(path("pipelines", row.name), row.name), "name"],
     ["", (row) => pace(row.state)],
-    ["Rows", (row) => link(path("pipelines", row.name), `${f.rate(row.rows_per_second)}/s`), "n"],
+    ["Rows", (row) => link(path("pipelines", row.name), row.rows_per_second === null ? "–" : `${f.rate(row.rows_per_second)}/s`), "n"],
     ["Failed", (row) => link(path("pipelines", row.name), failedShare(row)), "n opt"],
     ["Unread", (row) => link(path("pipelines", row.name), f.count(row.unread)), "n"],
   ], content.pipelines.slice(0, 8)));

@@ -1,7 +1,7 @@
 import { get, me, remove } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { ILL, act, card, command, dialog, failedShare, faults, groupLink, head, pace, readOnlyNote, table, tile, topicLink } from "../parts.js";
+import { ILL, UP, act, card, command, dialog, failedShare, faults, groupLink, head, pace, readOnlyNote, table, tile, topicLink, writing } from "../parts.js";
 import { chart } from "../charts.js";
 
 /** Spark pipelines that report to this console. */
@@ -17,7 +17,7 @@ export async function pipelines() {
         ["Pipeline", (row) => [link(path("pipelines", row.name), row.name), row.error && h("div", { class: `${ILL.includes(row.state) ? "bad-text" : "muted"} small clip`, title: row.error }, row.error)], "name"],
         ["", (row) => pace(row.state)],
         ["Batch", (row) => f.exact(row.batch), "n"],
-        ["Rows", (row) => `${f.rate(row.rows_per_second)}/s`, "n"],
+        ["Rows", (row) => (row.rows_per_second === null ? "–" : `${f.rate(row.rows_per_second)}/s`), "n"],
         ["Group", (row) => (row.group ? groupLink(row.group) : ""), "name opt"],
         ["Batch takes", (row) => h("span", { class: row.is_late ? "warn-text" : "" }, f.fine(row.batch_seconds)), "n opt"],
         ["Failed", (row) => failedShare(row), "n"],
@@ -45,7 +45,7 @@ export async function pipeline({ params, go }) {
     await remove(path("pipelines", params.name)).catch((error) => { isForgotten = false; throw error; });
     go("/pipelines");
   };
-  const forget = h("button", { type: "button", onclick: () => forgetDialog(content, forgotten) }, "Take off the list");
+  const forget = writing("Take off the list", () => forgetDialog(content, forgotten), { does: content.commands.forget });
   return {
     title: params.name,
     wantsPipelines: true,
@@ -79,13 +79,13 @@ function drawn(content, curves, names, forget) {
       content.error && !content.faults.length && h("div", { class: "note" }, h("b", null, "Last error: "), content.error),
       h("div", { class: "tiles plain four" },
         tile("Batch", f.exact(content.batch), { hint: content.rows === null ? "" : `${f.plural(content.rows, "row")} in it` }),
-        tile("Rows", f.rate(content.rows_per_second), { unit: "/s", tone: content.is_slow ? "warn-text" : "", hint: content.input_rows_per_second === null ? "" : `${f.rate(content.input_rows_per_second)}/s come in` }),
+        tile("Rows", f.rate(content.rows_per_second), { unit: content.rows_per_second === null ? "" : "/s", tone: content.is_slow ? "warn-text" : "", hint: !UP.includes(content.state) ? `it is ${content.state}` : content.input_rows_per_second === null ? "" : `${f.rate(content.input_rows_per_second)}/s come in` }),
         tile("Batch takes", f.fine(content.batch_seconds), { unit: over, tone: content.is_late ? "warn-text" : "", hint: content.is_late ? "longer than its trigger" : "" }),
         tile("Unread", f.count(content.unread), { hint: "messages that it has not read yet" }),
         content.done !== null && tile("Failed", f.percent(content.failed_share), { hint: content.failed_share === null ? "nothing handled lately" : "of the last five minutes", tone: content.state === "failing" ? "bad-text" : content.failed_share ? "warn-text" : "" }),
         content.done !== null && tile("Handled well", f.count(content.done), { hint: "since its start" }),
         content.done !== null && tile("Retried", f.count(content.retried), { hint: "since its start", tone: content.retried && !content.done ? "warn-text" : "" }),
-        content.done !== null && tile("Dead letters", f.count(content.dead), { hint: "since its start", tone: content.dead ? "warn-text" : "", href: content.group ? path("dead-letters", content.group) : null })),
+        content.done !== null && tile("Given up", f.count(content.dead), { hint: "dead letters since its start", tone: content.dead ? "warn-text" : "", href: content.group ? path("dead-letters", content.group) : null })),
       h("div", { class: curves.series[names[2]].length ? "split three" : "split" },
         card("Rows per second", h("div", { class: "body" }, chart([{ name: "rows", points: curves.series[names[0]] }], { from: curves.from, to: curves.to, format: f.rate, label: "Rows per second" }))),
         card("Unread", h("div", { class: "body" }, chart([{ name: "unread", points: curves.series[names[1]] }], { from: curves.from, to: curves.to, label: "Unread" }))),

@@ -1,11 +1,16 @@
 import { get, me, post } from "../api.js";
-import { h } from "../dom.js";
+import { h, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, card, command, field, head, problem, readOnlyNote, suggestions, table, toast } from "../parts.js";
 import { auditTable } from "./audit.js";
 
 const ACTIONS = [["reset", "Go to another place"], ["skip", "Skip what waits"], ["clone", "Copy from another group"]];
 const PLACES = [["earliest", "the earliest message"], ["latest", "the latest: the end"], ["time", "a time"], ["offset", "an offset"], ["shift", "back or forward"]];
+
+/** Older names of positions, in addresses that were kept. */
+const SYNONYMS = { begin: "earliest", first: "earliest", end: "latest", last: "latest" };
+/** Groups that are offered before one is chosen. */
+const OFFERED = 8;
 
 /** Move a group's progress: a plan first, then exactly that plan. */
 export async function progress({ query }) {
@@ -14,7 +19,7 @@ export async function progress({ query }) {
   const group = input("group", { list: "groups", required: true });
   const topic = input("topic", { list: "topics" });
   const action = choice(ACTIONS, query.get("action") ?? "reset");
-  const to = choice(PLACES, query.get("to") ?? "time");
+  const to = choice(PLACES, SYNONYMS[query.get("to")] ?? query.get("to") ?? "time");
   const time = h("input", { type: "datetime-local", step: 1 });
   const number = h("input", { type: "number" });
   const queues = input("queues", { placeholder: "all" });
@@ -24,6 +29,7 @@ export async function progress({ query }) {
   const plan = h("button", { class: "primary" }, "Plan");
   const result = h("div", { class: "stack" });
   const lines = h("div");
+  const standing = h("div");
   const form = h("form", { class: "card" }, h("div", { class: "body" }, place));
 
   function lay() {
@@ -104,10 +110,38 @@ export async function progress({ query }) {
     lines.replaceChildren(card("What was done here", auditTable(found.slice(0, 10))));
   }
 
+  let stood = null;
+  /** Where the chosen group stands; before one is chosen, those that are furthest behind. */
+  async function stand() {
+    const name = group.value.trim();
+    if (name === stood) return;
+    stood = name;
+    const found = name ? await get(path("groups", name)).catch(() => null) : null;
+    const { rows } = found ? { rows: [] } : await get("/groups", { filter: "behind", sort: "-lag", count: OFFERED });
+    if (name !== stood) return;
+    standing.replaceChildren(found ? standingOf(found) : card("Furthest behind", table([
+      ["Group", (row) => h("button", { type: "button", class: "quiet", onclick: () => { group.value = row.name; topic.value = row.topics[0] ?? ""; stand(); } }, row.name), "name"],
+      ["Lag", (row) => f.count(row.lag), "n"],
+      ["Oldest", (row) => f.brief(row.lag_seconds), "n"],
+    ], rows, { empty: "No group is behind.", label: "Groups to choose from" })));
+  }
+
+  function standingOf(found) {
+    const own = found.queues.filter((each) => each.lag || !each.topic.startsWith("%RETRY%"));
+    return card(`Where ${found.name} stands`, table([
+      ["Topic", (row) => h("button", { type: "button", class: "quiet", onclick: () => { topic.value = row.topic; } }, row.topic), "name"],
+      ["Queue", (row) => h("span", { class: "mono" }, `${row.broker}:${row.id}`), "nowrap"],
+      ["Finished", (row) => f.exact(row.done), "n"],
+      ["End", (row) => f.exact(row.end), "n opt"],
+      ["Lag", (row) => h("b", null, f.exact(row.lag)), "n"],
+    ], own, { empty: "It has no progress in any queue yet.", label: "Where it stands" }), h("span", { class: "small muted" }, `lag ${f.exact(found.lag)}`));
+  }
+
+  group.addEventListener("change", stand);
   action.onchange = lay;
   to.onchange = lay;
   lay();
-  await showLines();
-  const page = [head("Progress", { sub: "Send a group back, forward or past what waits. A plan first; every queue is read back." }), h("div", { class: "stack", "data-own": true }, form, result, lines)];
+  await Promise.all([showLines(), stand()]);
+  const page = [head("Progress", { sub: "Send a group back, forward or past what waits. A plan first; every queue is read back." }), h("div", { class: "split sides", "data-own": true }, h("div", { class: "stack" }, form, result, lines), standing)];
   return { title: "Progress", still: true, draw: () => page };
 }

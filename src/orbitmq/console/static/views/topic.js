@@ -1,7 +1,7 @@
 import { get, me, remove } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { act, card, command, dialog, field, groupLink, head, pace, readOnlyNote, table, tile, toast } from "../parts.js";
+import { act, card, command, dialog, field, groupLink, head, pace, readOnlyNote, table, tile, toast, writing } from "../parts.js";
 import { chart } from "../charts.js";
 import { topicDialog } from "./topicdialog.js";
 
@@ -37,8 +37,8 @@ function drawn(content, curve, series, go, deleted) {
       actions: [
         link(`/messages${query}`, h("span", { class: "button" }, "Messages")),
         link(`/send${query}`, h("span", { class: "button" }, "Send")),
-        h("button", { type: "button", onclick: () => topicDialog({ topic: content, done: () => go(location.pathname) }) }, "Change"),
-        h("button", { type: "button", class: "danger", onclick: () => deleteDialog(content.name, content.commands.delete, deleted) }, "Delete"),
+        writing("Change", () => topicDialog({ topic: content, done: () => go(location.pathname) }), { does: content.commands.update }),
+        writing("Delete", () => deleteDialog(content.name, content.commands.delete, deleted), { kind: "danger", does: content.commands.delete }),
       ],
     }),
     h("div", { class: "stack" },
