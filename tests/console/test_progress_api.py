@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from orbitmq.client.routes import Queue
@@ -69,7 +71,8 @@ async def test_progress_is_reset_to_the_target(group, target, offset, options):
     await group.browser.post("/progress/apply", {"plan": planned["plan"]})
 
     assert group.world.progress(QUEUE) == offset
-    command = f"orbitmq group reset billing orders {options.format(time=time)}{group.aim}"
+    moment = datetime.fromtimestamp(time, UTC).isoformat()
+    command = f"orbitmq group reset billing orders {options.format(time=moment)}{group.aim}"
     assert planned["command"] == command
 
 
