@@ -7,12 +7,12 @@ import gzip
 import io
 import json
 import re
+from importlib import import_module
 from urllib.parse import quote
 
 import fastavro
 import msgspec
 import pytest
-from google.protobuf import descriptor_pb2, wrappers_pb2
 
 from orbitmq.client.routes import Queue
 from orbitmq.console.conditions import condition
@@ -21,6 +21,10 @@ from orbitmq.errors import SettingError
 from tests.console.conftest import QUEUE, die
 from tests.support.client import quick_settings
 from tests.support.consoles import console_of
+
+# There are no types of it.
+descriptor_pb2 = import_module("google.protobuf.descriptor_pb2")
+wrappers_pb2 = import_module("google.protobuf.wrappers_pb2")
 
 ORDER = {"order": 7, "cents": 1500, "customer": {"country": "CH", "email": "eva@example.org"}}
 SCHEMA = {

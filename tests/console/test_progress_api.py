@@ -71,7 +71,7 @@ async def test_progress_is_reset_to_the_target(group, target, offset, options):
     await group.browser.post("/progress/apply", {"plan": planned["plan"]})
 
     assert group.world.progress(QUEUE) == offset
-    moment = datetime.fromtimestamp(time, UTC).isoformat()
+    moment = datetime.fromtimestamp(time, UTC).astimezone().isoformat()
     command = f"orbitmq group reset billing orders {options.format(time=moment)}{group.aim}"
     assert planned["command"] == command
 
