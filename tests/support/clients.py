@@ -182,7 +182,7 @@ class DrivenClient(Piped):
             self.process.kill()
         self.wait()
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
         told = json.loads(line)
         if "message" in told:
             self.messages.append(told["message"])

@@ -46,7 +46,7 @@ class Job(Piped):
         """The Python processes in which tasks run."""
         return python_workers(self.process.pid)
 
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
         if line.startswith("batch "):
             self.batches.append(int(line.split()[1]))
 
