@@ -10,8 +10,9 @@ orders fail at the first attempt and succeed at the second, a few are hopeless a
 letters; what is billed is joined with the customers and summed up. The group `shipping` consumes
 the same orders with plain Python consumers, of which two join late and one leaves early. Kill one
 (`kill -9`): the others take over its queues, some orders come twice and none is lost. Everything
-runs on this machine, in processes of its own. Ctrl-C at any time ends it in order: no more orders,
-those that came are handled, and the summary is shown.
+runs on this machine, in processes of its own. In a terminal, and without `--seconds`, the console
+stays afterwards until a key is pressed. Ctrl-C ends the demo within five seconds, at any time, and
+shows how far it came.
 """
 
 from __future__ import annotations

@@ -102,13 +102,19 @@ class Billing:
             .start()
         )
 
-    def stop(self) -> None:
-        """After the batch that runs."""
+    def stop(self, within: float | None = None) -> None:
+        """After the batch that runs; `within` seconds whatever it does."""
         if self._query is not None:
             # A batch that is cut off would be repeated by the next start, not lost; here nobody
             # starts again, so it is let through.
-            with self._lock, without_java():
-                self._query.stop()
+            is_free = self._lock.acquire(timeout=-1 if within is None else within)
+            try:
+                if is_free:
+                    with without_java():
+                        self._query.stop()
+            finally:
+                if is_free:
+                    self._lock.release()
         if self._reports is not None:
             with without_java():
                 self._reports.stop()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -49,6 +51,11 @@ class Child:
         if code < 0:
             return f"was killed ({signal.Signals(-code).name})"
         return f"ended with exit code {code}, see {self.log}"
+
+    def kill(self) -> None:
+        """End it and what it has started, without a word."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Ask it to end, and hear what it had still to say."""
@@ -168,7 +175,14 @@ class Shippers:
 
     def end(self) -> None:
         for member in self.children:
+            if member.is_running:
+                member.process.send_signal(signal.SIGTERM)  # all at once
+        for member in self.children:
             member.end()
+
+    def kill(self) -> None:
+        for member in self.children:
+            member.kill()
 
     @property
     def members(self) -> int:

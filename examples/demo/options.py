@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,16 @@ _ABOUT = """OrbitMQ at work: orders into a broker, billed by a Spark pipeline wi
 letters, shipped by plain consumers whose members come and go; at the end a summary that adds up."""
 
 
+_SECONDS = 35.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What one run is like."""
 
     seconds: float  #: how long orders come
+    #: Whether the console goes on afterwards, until a key is pressed.
+    stays: bool
     rate: float  #: orders per second
     seed: int  #: which orders they are
     folder: Path
@@ -26,15 +32,22 @@ class Options:
 def parsed() -> Options:
     """The options of this process; one that makes no sense ends it with a sentence."""
     parser = argparse.ArgumentParser(prog="make demo", description=_ABOUT)
-    parser.add_argument("--seconds", type=float, default=35.0, help="how long orders come (35)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="how long orders come (35); without it a terminal keeps the console until a key",
+    )
     parser.add_argument("--rate", type=float, default=400.0, help="orders per second (400)")
     parser.add_argument("--seed", type=int, default=7, help="which orders they are (7)")
     parser.add_argument(
         "--folder", type=Path, default=Path("build/demo"), help="a new or an earlier demo's folder"
     )
     parser.add_argument("--keep", action="store_true", help="keep the broker's data when done")
-    parser.add_argument("--picture", type=Path, help="write the screen to this SVG file as well")
-    options = Options(**vars(parser.parse_args()))
+    parser.add_argument("--picture", type=Path, help="write the chart to this SVG file as well")
+    given = vars(parser.parse_args())
+    stays = given["seconds"] is None and sys.stdin.isatty() and sys.stdout.isatty()
+    seconds = _SECONDS if given["seconds"] is None else given["seconds"]
+    options = Options(**given | {"seconds": seconds, "stays": stays})
     for name in ("seconds", "rate"):
         value = getattr(options, name)
         if not (math.isfinite(value) and value > 0):

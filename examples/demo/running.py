@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -16,14 +15,16 @@ from rich.console import Console
 from rich.live import Live
 
 from examples.demo.billing import Billing
-from examples.demo.children import Cluster, Shippers, Shops
+from examples.demo.children import Child, Cluster, Shippers, Shops
 from examples.demo.history import History, Moment
 from examples.demo.interrupts import Interrupts
 from examples.demo.options import Options
 from examples.demo.orders import BILLING, QUEUES, TOPIC
 from examples.demo.screen import line, view
 from examples.demo.sparkstart import in_peace, start_spark, without_java, words_of_spark_in
-from examples.demo.summary import Ending, GivenUp, add_up, show
+from examples.demo.story import Story
+from examples.demo.summary import Ending, GivenUp, add_up, show, verdict
+from examples.demo.terminal import wait_for_key
 from orbitmq import Admin
 from orbitmq.client.errors import TopicNotFound
 from orbitmq.errors import OrbitError
@@ -37,13 +38,15 @@ BEAT = 0.5
 LINE_EVERY = 5.0
 #: How long the broker may take to start.
 BROKER_PATIENCE = 30.0
+#: What ends a run that is interrupted.
+_ASKED = "Stopped by you before everything was handled."
 #: How long the groups may take to finish what was sent.
 PATIENCE = 180.0
 
 
 def run(options: Options, interrupts: Interrupts) -> int:
     """The exit code: 0 if everything adds up, also when it was interrupted or a member killed."""
-    screen = Console(record=options.picture is not None)
+    screen = Console()
     logging.getLogger("orbitmq").addHandler(logging.NullHandler())
     demo = Demo(options, screen, interrupts)
     if interrupts.came:
@@ -92,9 +95,13 @@ class Demo:
         self._interrupts = interrupts
         self._history = History()
         self._began = 0.0
+        self._running: list[Child | Shippers] = []
+        interrupts.at_hard_end = self._end_hard
 
     def run(self) -> int:
+        self._interrupts.doing = "the broker starts"
         cluster = Cluster(self._folder)
+        self._running.append(cluster)
         try:
             if not self._is_up(cluster):
                 return self.nothing_sent() if self._interrupts.came else self._no_broker(cluster)
@@ -110,9 +117,20 @@ class Demo:
                 with words_of_spark_in(self._folder / "spark.log"):
                     return self._with_spark(cluster, admin)
         finally:
+            if self._interrupts.came:
+                cluster.kill()
             cluster.end()
-            if not self._options.keep:
-                shutil.rmtree(self._folder / "broker", ignore_errors=True)
+            self._tidy()
+
+    def _tidy(self) -> None:
+        if not self._options.keep:
+            shutil.rmtree(self._folder / "broker", ignore_errors=True)
+
+    def _end_hard(self) -> None:
+        """The end of a demo that took too long to end in order."""
+        for each in self._running:
+            each.kill()
+        self._tidy()
 
     def nothing_sent(self) -> int:
         """The summary of a run that was ended before its first order."""
@@ -132,14 +150,16 @@ class Demo:
         return 1
 
     def _with_spark(self, cluster: Cluster, admin: Admin) -> int:
-        spark = in_peace(start_spark, self._interrupts, self._tell_stop)
+        self._interrupts.doing = "Spark starts"
+        spark = in_peace(start_spark)
         billing = Billing(spark, cluster.name_server, cluster.console, self._folder)
         shippers = Shippers(cluster.name_server, self._folder)
+        self._running.append(shippers)
         parts: Parts | None = None
         problem: str | None = None
         try:
             if not self._interrupts.came:
-                in_peace(billing.warm_up, self._interrupts, self._tell_stop)
+                in_peace(billing.warm_up)
             if not self._interrupts.came:
                 billing.start()
                 shippers.join()
@@ -149,24 +169,40 @@ class Demo:
                     rate=self._options.rate,
                     seed=self._options.seed,
                 )
+                self._running.append(shops)
                 parts = Parts(cluster, shops, billing, shippers)
+                self._interrupts.has_orders = True
+                self._interrupts.doing = "the last orders have a moment to be handled"
                 problem = self._watch(parts, admin)
         finally:
             if parts is not None:
                 parts.shops.end()
-            billing.stop()
+            is_hurried = self._interrupts.came
+            self._interrupts.doing = "the running batch ends"
+            billing.stop(self._interrupts.left() if is_hurried else None)
             shippers.end()
-            with without_java():
-                spark.stop()
+            if not is_hurried:
+                with without_java():
+                    spark.stop()
         if parts is None:
             return self.nothing_sent()
         self._screen.print()
         if problem is not None:
-            self._screen.print(f"[red]{problem}[/red]", soft_wrap=True)
-        return self._sum_up(parts, Ending(problem, shippers.fallen), admin)
-
-    def _tell_stop(self) -> None:
-        self._screen.print("Stopping, as soon as Spark has started ...")
+            colour = "yellow" if problem == _ASKED else "red"
+            self._screen.print(f"[{colour}]{problem}[/{colour}]", soft_wrap=True)
+        self._interrupts.doing = "the summary is made"
+        code = self._sum_up(parts, Ending(problem, shippers.fallen), admin)
+        if self._interrupts.came:
+            # Java and the broker's data have nothing left to say.
+            self._end_hard()
+            sys.stdout.flush()
+            os._exit(code)
+        if self._options.stays and problem is None:
+            self._screen.print(
+                f"The console stays at {cluster.console} with all of this. Press any key to end."
+            )
+            wait_for_key(self._interrupts)
+        return code
 
     def _watch(self, parts: Parts, admin: Admin) -> str | None:
         """Until everything that was sent is done. Returns what ended it early, if something did."""
@@ -177,9 +213,10 @@ class Demo:
         no_shops: str | None = None
         is_early = False
         phase = "Orders come in."
+        story = Story(self._options.rate, parts.cluster.console)
         told = -LINE_EVERY
         live = Live(console=self._screen, refresh_per_second=4, transient=False)
-        with live, self._unrecorded():
+        with live:
             while True:
                 for word in shippers.look_after():
                     self._screen.print(word, soft_wrap=True)
@@ -197,6 +234,9 @@ class Demo:
                     if is_early := left > 0:
                         phase = f"Stopped early. {phase}"
                 is_sending = ended_at is None
+                now = self._history.moments[-1]
+                for word in story.of(now, parts.billing.counts, is_sending=is_sending):
+                    self._screen.print(f"[dim]{passed:3.0f} s[/dim]  {word}", soft_wrap=True)
                 is_done = not is_sending and self._is_done(parts)
                 shown = (self._history, parts.billing.counts, phase, left if is_sending else None)
                 live.update(view(*shown))
@@ -210,18 +250,11 @@ class Demo:
                     return problem
                 if is_done:
                     return no_shops
+                if self._interrupts.is_grace_over:
+                    return _ASKED
                 if ended_at is not None and passed - ended_at > PATIENCE:
                     return f"not everything was handled within {PATIENCE:g} s"
                 threading.Event().wait(BEAT)
-
-    @contextmanager
-    def _unrecorded(self) -> Iterator[None]:
-        """Of a live view the picture of the screen gets what was shown last."""
-        is_recorded, self._screen.record = self._screen.record, False
-        try:
-            yield
-        finally:
-            self._screen.record = is_recorded
 
     def _note(self, parts: Parts, admin: Admin) -> None:
         """Look at everything. At what is done first: what is sent later is not behind, then."""
@@ -267,8 +300,10 @@ class Demo:
             given_up,
         )
         show(sums, rows, sorted({letter.reason for letter in letters}), ending, self._screen)
+        if ending.problem == _ASKED:
+            return 1 if sums.misjudged else 0
         picture = self._folder / "history.svg"
-        self._history.draw(picture)
+        self._history.draw(picture, verdict(sums, ending))
         shown = self._options.folder
         self._screen.print(
             f"Results: {shown / billing.results.name} and {shown / billing.totals.folder.name}, "
@@ -285,7 +320,7 @@ class Demo:
             )
         is_well = sums.adds_up and ending.problem is None
         if self._options.picture is not None and is_well:
-            self._screen.save_svg(str(self._options.picture), title="make demo")
+            shutil.copyfile(picture, self._options.picture)
         return 0 if is_well else 1
 
 

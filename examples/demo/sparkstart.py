@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has none
 
-from examples.demo.interrupts import Interrupts
 from orbitmq.spark.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Seconds between two looks whether somebody wants the demo to end.
+#: Seconds after which a signal is noted at the latest.
 _BEAT = 0.1
 
 #: What calls of Spark raise when somebody has killed its Java.
@@ -35,20 +34,15 @@ def start_spark() -> SparkSession:
     return spark
 
 
-def in_peace(work: Callable[[], T], interrupts: Interrupts, tell: Callable[[], None]) -> T:
-    """Do work of some seconds that must not be cut off; `tell` is called when it is to be the last.
-
-    It is done in another thread: in the main one, Spark would put a handler of its own in the place
-    of ours, and nobody could be told anything meanwhile.
+def in_peace(work: Callable[[], T]) -> T:
+    """Do work of some seconds in another thread: in the main one, Spark would put a handler of its
+    own in the place of ours.
     """
     with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Spark's imports, about other libraries
         working = pool.submit(work)
-        is_told = False
         while not wait([working], _BEAT).done:
-            if interrupts.came and not is_told:
-                is_told = True
-                tell()
+            pass  # a signal is noted in between
         return working.result()
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from examples.demo.orders import is_hopeless, number_of
 from examples.demo.revenue import Place, Revenue, Totals, of_rows, rows_in
@@ -131,7 +132,7 @@ def show(
     table.add_row("billing (Spark)", *(f"{count:,}" for count in billing))
     table.add_row("shipping (plain)", *(f"{count:,}" for count in shipping))
     screen.print(table)
-    screen.print(Panel(_verdict(sums, ending), expand=False))
+    screen.print(Panel(_coloured_verdict(sums, ending), expand=False))
     if ending.fallen:
         who = (
             "1 shipper ended by itself"
@@ -157,7 +158,12 @@ def _title(sums: Sums, ending: Ending) -> str:
     return "Every order is accounted for" if sums.adds_up else "Not every order is accounted for"
 
 
-def _verdict(sums: Sums, ending: Ending) -> str:
+def verdict(sums: Sums, ending: Ending) -> str:
+    """Whether it adds up, in one sentence."""
+    return Text.from_markup(_coloured_verdict(sums, ending)).plain
+
+
+def _coloured_verdict(sums: Sums, ending: Ending) -> str:
     if ending.problem is None and sums.adds_up:
         return "[green]sent = done + dead letters, in both groups; lost 0[/green]"
     if ending.problem is None or sums.misjudged:

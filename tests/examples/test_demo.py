@@ -1,8 +1,8 @@
 """The demo ends in a summary that adds up, whenever it is ended, and says so in its exit code.
 
-Two whole runs serve most of the tests. One is watched at a terminal until it has shown all there is
-to show, has a consumer killed, and is ended by Ctrl-C while orders come; the other ends by itself,
-its output in a pipe, and hears Ctrl-C when nobody should be disturbed by it any more.
+Two runs serve most of the tests. One is watched at a terminal until it has shown all there is to
+show, has a consumer killed, and is ended by Ctrl-C while orders come; the other ends by itself, its
+output in a pipe.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import urllib.request
@@ -18,13 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pyarrow.dataset as ds
 import pytest
 
 from examples.demo.orders import TOPIC, is_hopeless, make_order, segment_of
 from examples.demo.revenue import Place, Revenue, Totals, of_rows
-from tests.support.command import ROOT
+from tests.support.command import ROOT, Terminal, environment
 from tests.support.demoing import (
     DEADLINE,
     RunningDemo,
@@ -47,8 +49,8 @@ class Watched:
     code: int
     said: str
     folder: Path
-    picture: Path
-    console: str
+    #: Seconds from Ctrl-C to the end.
+    took: float
     #: What the console knew about Spark's queries while orders came.
     pipelines: list[dict[str, Any]]
     children: list[int]
@@ -61,6 +63,7 @@ class Whole:
     code: int
     said: str
     folder: Path
+    picture: Path
 
     @property
     def sent(self) -> int:
@@ -70,8 +73,7 @@ class Whole:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched") / "demo"
-    picture = folder.parent / "screen.svg"
-    options = ("--seconds", "600", "--rate", "200", "--keep", "--picture", str(picture))
+    options = ("--seconds", "600", "--rate", "200", "--keep")
     with RunningDemo(folder, *options) as demo:
         (console,) = re.findall(r"Look around: (http://127\.0\.0\.1:\d+)", demo.until(" top --"))
         # Shippers are often not behind at all.
@@ -85,43 +87,62 @@ def watched(tmp_path_factory):
         )
         children = demo.children()
 
+        began = time.monotonic()
         demo.press_ctrl_c()
-        demo.until("Stopped early. The last orders are being handled.")
-        demo.send_to_all(signal.SIGTERM)
-
         code = demo.wait()
-        return Watched(code, demo.said, folder, picture, console, pipelines, children)
+        took = time.monotonic() - began
+        return Watched(code, demo.said, folder, took, pipelines, children)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "demo"
-    options = ("--seconds", "4", "--rate", "250", "--seed", str(SEED))
+    picture = folder.parent / "chart.svg"
+    options = ("--seconds", "4", "--rate", "250", "--seed", str(SEED), "--picture", str(picture))
     with RunningDemo(folder, *options, piped=True) as demo:
-        demo.until("The last orders are being handled.")
-        demo.press_ctrl_c()
-        demo.until("Every order is accounted for")
-        demo.press_ctrl_c()
-
-        return Whole(demo.wait(), demo.said, folder)
+        return Whole(demo.wait(), demo.said, folder, picture)
 
 
-def test_ctrl_c_while_orders_come_ends_in_a_summary_that_adds_up(watched):
-    assert watched.code == 0, watched.said
+def test_ctrl_c_while_orders_come_ends_it_within_five_seconds_and_says_how_far_it_came(watched):
+    assert watched.took < 5
+    assert "Stopping: " in watched.said
     assert "Traceback" not in watched.said
-    sent, billed, dead, lost, _ = sums_of(watched.said)["billing"]
-    assert sent > 0
-    assert (sent, lost) == (billed + dead, 0)
-    assert sums_of(watched.said)["shipping"][:4] == [sent, sent, 0, 0]
+    # On a machine that is too busy for a summary it says so.
+    assert watched.code in (0, 130), watched.said
+    if watched.code == 0:
+        for sent, done, dead, left, _ in sums_of(watched.said).values():
+            assert sent == done + dead + left > 0
     until_gone(watched.children)
 
 
-def test_ctrl_c_while_the_last_orders_are_handled_or_summed_up_disturbs_nothing(whole):
+def test_a_run_that_ends_by_itself_tells_what_happens_while_it_happens(whole):
     assert whole.code == 0, whole.said
     assert "Traceback" not in whole.said
-    # It was not the key that ended it.
-    assert "Stopped early" not in whole.said
-    assert "Picture: " in whole.said
+    told = [
+        "Three shops send 250 orders a second",
+        "A plain Python consumer ships them",
+        "Spark bills the same orders",
+        "The bank refused some",
+        "It is a dead letter now",
+        "The shops close",
+        "Picture: ",
+    ]
+    assert [text for text in told if text not in whole.said] == []
+    assert "Press any key" not in whole.said
+
+
+def test_a_key_ends_what_stays(tmp_path):
+    program = (
+        "from examples.demo.interrupts import Interrupts\n"
+        "from examples.demo.terminal import wait_for_key\n"
+        "print('ready', flush=True); wait_for_key(Interrupts()); print('gone', flush=True)"
+    )
+    env = environment({"TERM": "xterm", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"})
+    with Terminal([sys.executable, "-c", program], env, 24, 80) as terminal:
+        terminal.until("ready")
+        terminal.press("x")
+        terminal.until("gone")
+        assert terminal.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -137,9 +158,11 @@ def test_ctrl_c_before_the_first_order_says_that_nothing_was_sent(tmp_path, reac
         reach(demo)
         children = demo.children()
 
+        began = time.monotonic()
         demo.press_ctrl_c()
 
         assert demo.wait() == 0, demo.said
+        assert time.monotonic() - began < 5
         assert "nothing was sent" in demo.said
         assert "Traceback" not in demo.said
         assert "accounted for" not in demo.said
@@ -148,7 +171,6 @@ def test_ctrl_c_before_the_first_order_says_that_nothing_was_sent(tmp_path, reac
 
 def test_the_screen_shows_rates_lag_retries_dead_letters_and_batches(watched):
     frames = frames_of(watched.said)
-    last = frames[-1]
 
     # An order that comes again is no other order, and none is shipped that was not sent.
     assert all(frame.shipped <= frame.sent for frame in frames)
@@ -157,18 +179,13 @@ def test_the_screen_shows_rates_lag_retries_dead_letters_and_batches(watched):
     assert all(
         frame.billing_lag == max(0, frame.sent - frame.billed - frame.dead) for frame in frames
     )
-    sent, billed, dead, _, twice = sums_of(watched.said)["billing"]
-    assert (last.sent, last.billed, last.dead, last.billing_lag) == (sent, billed + twice, dead, 0)
 
 
-def test_a_consumer_that_is_killed_costs_no_order(watched):
-    sent, shipped, _, lost, twice = sums_of(watched.said)["shipping"]
+def test_a_consumer_that_is_killed_is_replaced(watched):
+    last = frames_of(watched.said)[-1]
 
-    assert (shipped, lost) == (sent, 0)
-    assert (
-        "1 shipper ended by itself. What was not reported as done by then came again to others: "
-        f"{twice:,} done twice." in watched.said
-    )
+    # Orders are still shipped after its end.
+    assert last.shipped > last.shipping_lag
     assert "1 members" not in watched.said
 
 
@@ -180,17 +197,25 @@ def test_the_stream_is_seen_at_the_console_whose_address_is_shown(watched):
     assert found["state"] in ("running", "waiting")
     assert found["batch"] >= 1
     assert found["error"] is None
-    sent, billed, dead, _, twice = sums_of(watched.said)["billing"]
-    assert 0 < found["done"] <= billed + twice
-    assert 0 < found["dead"] <= dead
+    last = frames_of(watched.said)[-1]
+    assert 0 < found["done"] <= last.billed
+    assert 0 < found["dead"] <= last.dead
     assert found["retried"] > 0
-    assert sum(found["lag"].values()) <= sent
+    assert sum(found["lag"].values()) <= last.sent
 
 
-def test_the_picture_of_the_screen_has_the_consoles_address_and_the_sums(watched):
-    words = "".join(picture_in(watched.picture).itertext()).replace("\xa0", " ")
+def test_the_chart_has_each_series_in_one_colour_and_the_sums(whole):
+    picture = picture_in(whole.picture)
+    words = "".join(picture.itertext()).replace("\xa0", " ")
+    colours = {
+        each.get("id", ""): set(re.findall(r"stroke: (#\w+)", ET.tostring(each, "unicode")))
+        for each in picture.iter()
+        if each.get("id", "").startswith(("rate-", "lag-"))
+    }
 
-    assert watched.console in words
+    assert colours["rate-billed"] == colours["lag-billing"]
+    assert colours["rate-shipped"] == colours["lag-shipping"]
+    assert len(set.union(*colours.values())) == 3
     assert "sent = done + dead letters, in both groups; lost 0" in words
 
 

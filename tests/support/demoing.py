@@ -101,8 +101,11 @@ def number(text: str) -> int:
 
 
 def sums_of(said: str) -> dict[str, list[int]]:
-    """The summary by group: sent, done, dead letters, lost, done twice."""
-    rows = table_of(said, "Every order is accounted for")[1:]
+    """The summary by group: sent, done, dead letters, lost or left, done twice."""
+    whole, cut = "Every order is accounted for", "Stopped early: this is how far it came"
+    # A title of several lines, where the screen is narrow.
+    rows = [row for row in table_of(said, whole if whole in said else cut)[1:] if row[0]]
+    rows = [row for row in rows if row[0] != "group"]
     return {row[0].split()[0]: [number(cell) for cell in row[1:]] for row in rows}
 
 
