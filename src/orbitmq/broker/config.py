@@ -387,7 +387,7 @@ class ConfigTables:
             adopt(parts.topics, topic, count, now=parts.clock.now())
 
     def add(self, table: SavedTable[Any], interval: float) -> None:
-        """Save another table every so many seconds, and at the stop."""
+        """Save another table at this interval in seconds, and at the stop."""
         self._parts.scheduler.every(interval, table.save_soon)
         self._later += (table,)
 

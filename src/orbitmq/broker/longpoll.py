@@ -179,7 +179,7 @@ class HeldPulls:
         self._remove(pull)
         self.displaced += 1
         if not self._deferred.add(pull, self._soon(pull)):
-            # A connection with so many pulls is answered SYSTEM_BUSY when it pulls again.
+            # At this limit a connection is answered SYSTEM_BUSY when it pulls again.
             self._pacing.later(pull.connection, lambda: self._run(pull))
         return True
 
@@ -223,7 +223,7 @@ class HeldPulls:
                 self._process_woken(woken, arrivals)
 
     def _awaited(self, arrivals: Sequence[Arrivals]) -> Iterator[Arrival]:
-        """The messages one by one, as long as somebody waits for their queue."""
+        """The messages one by one, while pulls wait for their queue."""
         of_queue = self.table.of_queue
         for each in arrivals:
             topic, queue_id = each[0].topic, each[0].queue_id

@@ -395,11 +395,11 @@ def _is_system_group(group: str) -> bool:
 
 # Metrics of messages that are not delivered yet: half messages and timer messages.
 #
-# Under RocketMQ 5's names. How many wait for which topic is read from where they lie, when somebody
-# asks, up to a limit; whatever is behind it is counted without its topic.
+# Under RocketMQ 5's names. The number of waiting messages per topic is read from the system topic
+# at a scrape, up to a limit; messages beyond it are counted without their topic.
 
 
-#: Half messages that are looked at for their topic.
+#: Half messages that are read for their topic.
 MOST_HALVES = 2000
 #: Seconds from now within which timer messages are due; RocketMQ's own.
 TIMER_BOUNDS = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)

@@ -82,7 +82,7 @@ def copied(message: StoredMessage, topic: str, queue_id: int) -> Draft:
 
 
 def decimal(text: str | None, digits: int) -> int | None:
-    """A number of at most so many digits, without a sign; None for other texts."""
+    """A number without a sign and with at most `digits` digits; None for other texts."""
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > digits:
         return None
     return int(text)
@@ -135,7 +135,7 @@ class Reading:
         self.offset = offset
 
     def batches(self, most: int) -> Iterator[list[StoredMessage]]:
-        """Batches of at most so many messages together.
+        """Batches of at most `most` messages together.
 
         `offset` is behind a batch when the next one is requested, not before.
         """
@@ -355,7 +355,7 @@ class TimerCounts:
         self.delays: dict[str, Histogram] = {}
 
     def took(self, topic: str, seconds: float) -> None:
-        """A message was parked for so many seconds."""
+        """A message was parked for `seconds`."""
         self.taken[topic] += 1
         histogram = self.delays.get(topic)
         if histogram is None:

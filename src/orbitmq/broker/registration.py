@@ -55,7 +55,7 @@ _GOODBYE = 2.0
 _FIRST_PAUSE = 1.0
 #: How long a name server may take to answer which broker is listed.
 _LOOK_PATIENCE = 1.0
-#: After so many failures the question is not repeated: name servers before 5.0 do not know it.
+#: After this many failures the request is not repeated: name servers before 5.0 do not know it.
 _ENOUGH_SILENCES = 3
 
 

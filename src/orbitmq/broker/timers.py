@@ -81,7 +81,7 @@ _DELIVERABLE = (TRANSACTION_NONE, TRANSACTION_COMMIT)
 #: Bits of an offset in a number of the heap.
 _PLACE_BITS = 40
 _PLACE = (1 << _PLACE_BITS) - 1
-#: Pending messages are counted by stretches of so many offsets, to find the first one.
+#: Pending messages are counted per block of this many offsets, to find the first one.
 _STRETCH_BITS = 12
 
 

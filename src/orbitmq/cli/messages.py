@@ -274,7 +274,7 @@ async def browse(
         cursor = await _cursor_at(session, choice, queues, cursor, newest=newest)
     if limit == 0 and cursor is None:
         # A page is printed when it is full, which takes long when few messages match, and each one
-        # pulls anew what the page before has left.
+        # pulls again what the previous page did not show.
         found = session.admin.messages.browse(
             topic,
             since=since,

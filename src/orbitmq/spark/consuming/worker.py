@@ -192,7 +192,7 @@ class Worker:
 
 
 def broker_patience(time_left: float, brokers: int, *, most: float, ordered: bool) -> float:
-    """How many seconds a broker may be silent, when so many are still to be read."""
+    """How many seconds a broker may be silent, by the number of brokers still to be read."""
     share = time_left / brokers
     if ordered:
         return min(most, max(_LEAST_IN_ORDER, share * _PART_IN_ORDER))
