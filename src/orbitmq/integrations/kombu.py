@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import heapq
 import itertools
 import json
 import logging
 import os
 import re
+import socket
 import threading
 import time
 import zlib
@@ -42,6 +44,7 @@ from orbitmq.errors import (
     NotFound,
     OrbitError,
     SendFailed,
+    SettingError,
     TimedOut,
     Unavailable,
 )
@@ -69,6 +72,8 @@ _MOST_ROOM: Final = 1000
 _LOOK: Final = 0.02
 #: Seconds that a task must be ahead of its time for the broker to keep it until then.
 _SOON: Final = 1.0
+#: Messages that are delivered before an event loop does something else.
+_AT_ONCE: Final = 50
 #: Characters of a name beside its number; a group may have 120.
 _LONGEST_NAME: Final = 100
 
@@ -82,6 +87,13 @@ class Options:
     __slots__ = ("eta_at_broker", "longest_delay", "queues", "timeout", "visibility_timeout")
 
     def __init__(self, given: Mapping[str, Any]) -> None:
+        for name in given.keys() - set(self.__slots__):
+            # kombu and Celery read options of their own here; only a slip is refused.
+            if meant := difflib.get_close_matches(name, self.__slots__, 1, 0.8):
+                raise SettingError(
+                    f"transport_options has no {name!r}; do you mean {meant[0]!r}? There are: "
+                    + ", ".join(self.__slots__)
+                )
         #: The queues of a new topic on each broker: as many processes may share its messages.
         self.queues: int = given.get("queues", 16)
         #: A message that is unacknowledged for so many seconds is delivered again.
@@ -149,20 +161,44 @@ class Delivery:
 
 
 class Arrivals:
-    """Counts what a waiting `drain_events` has to look at."""
+    """Counts what a waiting `drain_events` or an event loop has to look at."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
         self.count = 0
 
     def notify(self) -> None:
         with self._changed:
             self.count += 1
             self._changed.notify_all()
+            if self._sockets is not None:
+                with contextlib.suppress(BlockingIOError):  # full: the loop is told already
+                    self._sockets[1].send(b"+")
 
     def wait_beyond(self, count: int, timeout: float | None) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self.count != count, timeout)
+
+    def readable(self) -> socket.socket:
+        """A socket that has something to read after `notify`."""
+        with self._changed:
+            if self._sockets is None:
+                self._sockets = socket.socketpair()
+                for each in self._sockets:
+                    each.setblocking(False)
+            return self._sockets[0]
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self.readable().recv(4096):
+                pass
+
+    def close(self) -> None:
+        with self._changed:
+            sockets, self._sockets = self._sockets, None
+        for each in sockets or ():
+            each.close()
 
 
 class Member:
@@ -486,7 +522,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
     polling_interval = None
 
     implements = virtual.Transport.implements.extend(
-        exchange_type=frozenset(["direct", "topic", "fanout"])
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
     )
     connection_errors = (*virtual.Transport.connection_errors, Unavailable, TimedOut, SendFailed)
     channel_errors = (*virtual.Transport.channel_errors, ChannelError, NotFound, MessageRefused)
@@ -508,6 +544,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         self._exchange_topics: set[str] = set()
         self._producer_: Producer | None = None
         self._admin_: Admin | None = None
+        #: kombu's event loop, in which Celery's worker runs.
+        self._loop: Any = None
 
     def driver_version(self) -> str:
         return __version__
@@ -567,6 +605,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         for queue, member in members.items():
             member.leave(lambda delivery, queue=queue: self.put_back(queue, delivery))  # type: ignore[misc]
         self._stop_clients()
+        if self._loop is not None:
+            self._loop.remove_reader(self.arrivals.readable())
+            self._loop = None
+        self.arrivals.close()
 
     def _stop_clients(self) -> None:
         with self._lock:
@@ -772,6 +814,20 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
                     raise TimeoutError("timed out") from None
             else:
                 return
+
+    def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
+        self._loop = loop
+        loop.add_reader(self.arrivals.readable(), self._on_arrivals)
+        self.arrivals.notify()  # of what is here already
+
+    def _on_arrivals(self) -> None:
+        self.arrivals.clear()
+        try:
+            for _ in range(_AT_ONCE):
+                self.cycle.get(self._deliver, timeout=0)
+        except Empty:
+            return
+        self.arrivals.notify()  # the rest, after what else the loop has to do
 
     def size(self, queue: str) -> int:
         """Messages that nobody has fetched."""
