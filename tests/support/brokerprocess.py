@@ -88,7 +88,7 @@ class ProcessCluster(AsyncEmbeddedCluster):
     def progress(self, group: str, topic: str) -> dict[tuple[str, int], int]:
         return self._there.progress(group, topic)
 
-    def _behind(self, group: str, topic: str) -> list[tuple[str, int]]:
+    def behind(self, group: str, topic: str) -> list[tuple[str, int]]:
         return self._there.behind(group, topic)
 
     def advance(self, seconds: float) -> None:
