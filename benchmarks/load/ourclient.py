@@ -22,9 +22,9 @@ from benchmarks.load.paceddelivery import deliver
 from benchmarks.workload import messages
 from orbitmq import (
     AsyncProducer,
-    ConsumeFrom,
     Consumer,
     Message,
+    Position,
     Producer,
     PullConsumer,
     ReceivedMessage,
@@ -214,7 +214,7 @@ def _consume(wish: Consume) -> Spent:
 
 def _push(wish: Consume) -> Spent:
     consumer = Consumer(
-        wish.group, name_server=wish.name_server, consume_from=ConsumeFrom.FIRST, workers=20
+        wish.group, name_server=wish.name_server, consume_from=Position.FIRST, workers=20
     )
     arriving = _Arriving(wish.count)
     if wish.way == "sync":
@@ -241,7 +241,7 @@ def _push(wish: Consume) -> Spent:
 
 def _poll(wish: Consume) -> Spent:
     with PullConsumer(
-        wish.group, name_server=wish.name_server, consume_from=ConsumeFrom.FIRST
+        wish.group, name_server=wish.name_server, consume_from=Position.FIRST
     ) as consumer:
         consumer.subscribe(wish.topic)
         arriving = _Arriving(wish.count)

@@ -14,7 +14,7 @@ import uuid
 from benchmarks.load.asking import Paced
 from benchmarks.load.clientwork import Deliver
 from benchmarks.workload import messages
-from orbitmq import AsyncConsumer, AsyncProducer, ConsumeFrom, Message, ReceivedMessage
+from orbitmq import AsyncConsumer, AsyncProducer, Message, Position, ReceivedMessage
 
 _SILENCE = 30.0
 _DUE = "due"
@@ -27,7 +27,7 @@ async def deliver(wish: Deliver) -> Paced:
     is_complete = asyncio.Event()
     run = uuid.uuid4().hex
     consumer = AsyncConsumer(
-        f"bench-{run}", name_server=wish.name_server, consume_from=ConsumeFrom.FIRST
+        f"bench-{run}", name_server=wish.name_server, consume_from=Position.FIRST
     )
 
     @consumer.on(wish.topic, tags=run)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from orbitmq.client.admin.resets import ResetTo as ResetTo
     from orbitmq.client.consumer.consumer import AsyncConsumer as AsyncConsumer
     from orbitmq.client.consumer.consumer import Consumer as Consumer
-    from orbitmq.client.consumer.progress import ConsumeFrom as ConsumeFrom
     from orbitmq.client.consumer.settings import ConsumeSettings as ConsumeSettings
     from orbitmq.client.consumer.settings import FlowSettings as FlowSettings
     from orbitmq.client.consumer.settings import PullSettings as PullSettings
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from orbitmq.client.routes import Queue as Queue
     from orbitmq.client.settings import ClientSettings as ClientSettings
     from orbitmq.client.tracing import Tracing as Tracing
+    from orbitmq.parsing import Position as Position
     from orbitmq.remoting.tls import ClientTls as ClientTls
     from orbitmq.wire.codes import TransactionState as TransactionState
     from orbitmq.wire.command import Credentials as Credentials
@@ -76,7 +76,7 @@ _MODULES: Final = {
     "Consumer": "client.consumer.consumer",
     "AsyncConsumer": "client.consumer.consumer",
     "ConsumeContext": "client.consumer.verdict",
-    "ConsumeFrom": "client.consumer.progress",
+    "Position": "parsing",
     "ConsumeSettings": "client.consumer.settings",
     "ConsumerStatistics": "client.consumer.statistics",
     "DeadLetter": "client.consumer.verdict",
@@ -175,6 +175,13 @@ def __getattr__(name: str) -> object:
 
 
 def _deprecated(name: str) -> object:
+    if name == "ConsumeFrom":
+        warnings.warn(
+            "orbitmq.ConsumeFrom is deprecated; use orbitmq.Position",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return __getattr__("Position")
     if name not in _DEPRECATED_ERRORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     replacement, module = _DEPRECATED_ERRORS[name]

@@ -27,11 +27,11 @@ from typing import TypeAlias
 import pytest
 
 from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
-from orbitmq.client.consumer.progress import ConsumeFrom
 from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
+from orbitmq.parsing import Position
 from orbitmq.remoting.connection import Connection, call_on_loop
 from tests.support import command
 from tests.support.client import quick_settings
@@ -158,7 +158,7 @@ class Reconnecting:
     async def running(self) -> AsyncIterator[Reconnecting]:
         client = quick_settings(self._name_server)
         pull = PullSettings(error_delay=0.02)
-        consumer = AsyncConsumer("pushed", client=client, consume_from=ConsumeFrom.FIRST, pull=pull)
+        consumer = AsyncConsumer("pushed", client=client, consume_from=Position.FIRST, pull=pull)
         consumer.on(TOPIC)(self._consume)
         threads = Producer("threads", client=client)
         async with (
@@ -220,7 +220,7 @@ class Restarting:
     async def _push(self, group: str = "async", *, ordered: bool = False) -> None:
         seen: list[ReceivedMessage] = []
         consumer = AsyncConsumer(
-            group, client=self._client, consume_from=ConsumeFrom.FIRST, ordered=ordered
+            group, client=self._client, consume_from=Position.FIRST, ordered=ordered
         )
 
         @consumer.on(TOPIC)
@@ -232,7 +232,7 @@ class Restarting:
 
     async def _push_sync(self) -> None:
         seen = threading.Event()
-        consumer = Consumer("sync", client=self._client, consume_from=ConsumeFrom.FIRST)
+        consumer = Consumer("sync", client=self._client, consume_from=Position.FIRST)
 
         @consumer.on(TOPIC)
         def take(_: ReceivedMessage) -> None:

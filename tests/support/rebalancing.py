@@ -19,7 +19,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.dispatch import WindowReceiver
 from orbitmq.client.consumer.locks import LockSettings, QueueLocks
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
-from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, ProgressStore, wire_name
+from orbitmq.client.consumer.progress import BrokerProgress, ProgressStore, wire_name
 from orbitmq.client.consumer.pull import Puller
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
@@ -29,6 +29,7 @@ from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.parsing import Position
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
@@ -158,7 +159,7 @@ class Consumer:
         handler: Handler | None = None,
         progress: ProgressStore | None = None,
         settings: RebalanceSettings = QUICK,
-        consume_from: ConsumeFrom = ConsumeFrom.FIRST,
+        consume_from: Position = Position.FIRST,
         is_orderly: bool = False,
         is_broadcasting: bool = False,
         pulls_report: bool = True,
@@ -227,7 +228,7 @@ class Consumer:
             group_name=self.group,
             consume_type=bodies.ConsumeType.CONSUME_PASSIVELY,
             message_model=model,
-            consume_from_where=wire_name(ConsumeFrom.EARLIEST),
+            consume_from_where=wire_name(Position.EARLIEST),
             subscription_data_set=self.subscriptions.to_data(),
         )
 

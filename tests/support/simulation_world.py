@@ -23,7 +23,6 @@ from orbitmq.broker.settings import BrokerSettings
 from orbitmq.broker.topics import READ_WRITE
 from orbitmq.client.consumer.consumer import ConsumerCore, ConsumerOptions, Registrations
 from orbitmq.client.consumer.locks import LockSettings
-from orbitmq.client.consumer.progress import ConsumeFrom
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer
@@ -32,6 +31,7 @@ from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, OrbitError
 from orbitmq.message.stored import decode_messages
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.parsing import Position
 from orbitmq.remoting import channels as channels_module
 from orbitmq.remoting import server as server_module
 from orbitmq.remoting.connection import Connection
@@ -317,7 +317,7 @@ class World:
         registrations = Registrations(group)
         registrations.handler(TOPIC, self._handler(machine, group))
         options = ConsumerOptions(
-            ordered=group == ORDERED, consume_from=ConsumeFrom.FIRST, locks=LOCKS
+            ordered=group == ORDERED, consume_from=Position.FIRST, locks=LOCKS
         )
         core = ConsumerCore(engine, group, registrations.all(), options)
         await core.start()

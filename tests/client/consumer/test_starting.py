@@ -23,7 +23,6 @@ from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.progress import (
     BrokerProgress,
-    ConsumeFrom,
     MemoryProgress,
     StartOffsets,
     consume_from,
@@ -35,7 +34,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, SettingError
-from orbitmq.parsing import Place
+from orbitmq.parsing import Place, Position
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -84,7 +83,7 @@ async def times(cluster):
     return stored
 
 
-def starting(engine: Engine, begin: ConsumeFrom) -> StartOffsets:
+def starting(engine: Engine, begin: Position) -> StartOffsets:
     return StartOffsets(engine, BrokerProgress(engine, GROUP, strict_last=True), begin)
 
 
@@ -94,25 +93,25 @@ def starting(engine: Engine, begin: ConsumeFrom) -> StartOffsets:
 @pytest.mark.feature("G8")
 @pytest.mark.feature("F9")
 async def test_a_queue_without_progress_begins_where_the_table_says(engine, times):
-    a_time = ConsumeFrom(Place.TIME, times[2])
+    a_time = Position(Place.TIME, times[2])
     begins = {
         begin: (
             await starting(engine, begin).offset(ORDINARY),
             await starting(engine, begin).offset(OF_RETRY),
         )
-        for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, a_time)
+        for begin in (Position.LAST, Position.FIRST, a_time)
     }
 
-    assert begins == {ConsumeFrom.LAST: (10, 0), ConsumeFrom.FIRST: (0, 0), a_time: (4, 10)}
+    assert begins == {Position.LAST: (10, 0), Position.FIRST: (0, 0), a_time: (4, 10)}
     # As Apache's brokers do, a broker answers 0 for a young queue unless it is asked not to.
-    as_apache = StartOffsets(engine, BrokerProgress(engine, GROUP), ConsumeFrom.LAST)
+    as_apache = StartOffsets(engine, BrokerProgress(engine, GROUP), Position.LAST)
     assert await as_apache.offset(ORDINARY) == 0
 
 
 async def test_progress_comes_before_every_rule(engine, times):
     progress = MemoryProgress({ORDINARY: 3, OF_RETRY: 0})
 
-    for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Place.TIME, times[2])):
+    for begin in (Position.LAST, Position.FIRST, Position(Place.TIME, times[2])):
         start = StartOffsets(engine, progress, begin)
         assert (await start.offset(ORDINARY), await start.offset(OF_RETRY)) == (3, 0)
 
@@ -136,10 +135,10 @@ async def test_a_time_is_the_first_message_at_or_after_it(cluster, engine, times
 @pytest.mark.parametrize(
     ("begin", "code"),
     [
-        (ConsumeFrom.LAST, RequestCode.QUERY_CONSUMER_OFFSET),
-        (ConsumeFrom.LAST, RequestCode.GET_MAX_OFFSET),
-        (ConsumeFrom.FIRST, RequestCode.GET_MIN_OFFSET),
-        (ConsumeFrom(Place.TIME, 0.0), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP),
+        (Position.LAST, RequestCode.QUERY_CONSUMER_OFFSET),
+        (Position.LAST, RequestCode.GET_MAX_OFFSET),
+        (Position.FIRST, RequestCode.GET_MIN_OFFSET),
+        (Position(Place.TIME, 0.0), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP),
     ],
 )
 async def test_a_request_that_is_refused_is_an_error(cluster, engine, begin, code):
@@ -154,7 +153,7 @@ async def test_first_is_the_first_message_that_is_still_there(cluster, engine):
     def forbid(_, request):
         return request.answer(ResponseCode.NO_PERMISSION, remark="only Sub")
 
-    first = starting(engine, ConsumeFrom.FIRST)
+    first = starting(engine, Position.FIRST)
     with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, six):
         assert await first.offset(ORDINARY) == 6
     # An account that may only consume begins at 0, as Java clients do.
@@ -201,21 +200,21 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("latest", ConsumeFrom.LATEST),
-        ("last", ConsumeFrom.LATEST),
-        ("End", ConsumeFrom.LATEST),
-        ("CONSUME_FROM_LAST_OFFSET", ConsumeFrom.LAST),
-        ("earliest", ConsumeFrom.EARLIEST),
-        ("first", ConsumeFrom.EARLIEST),
-        ("begin", ConsumeFrom.EARLIEST),
-        ("CONSUME_FROM_FIRST_OFFSET", ConsumeFrom.FIRST),
-        (ConsumeFrom.FIRST, ConsumeFrom.FIRST),
-        (NOON, ConsumeFrom(Place.TIME, NOON.timestamp())),
-        (1.0, ConsumeFrom(Place.TIME, 1.0)),
-        (1500, ConsumeFrom(Place.OFFSET, offset=1500)),
-        ("1500", ConsumeFrom(Place.OFFSET, offset=1500)),
+        ("latest", Position.LATEST),
+        ("last", Position.LATEST),
+        ("End", Position.LATEST),
+        ("CONSUME_FROM_LAST_OFFSET", Position.LAST),
+        ("earliest", Position.EARLIEST),
+        ("first", Position.EARLIEST),
+        ("begin", Position.EARLIEST),
+        ("CONSUME_FROM_FIRST_OFFSET", Position.FIRST),
+        (Position.FIRST, Position.FIRST),
+        (NOON, Position(Place.TIME, NOON.timestamp())),
+        (1.0, Position(Place.TIME, 1.0)),
+        (1500, Position(Place.OFFSET, offset=1500)),
+        ("1500", Position(Place.OFFSET, offset=1500)),
         # As Java reads it: in local time.
-        ("20260131120001", ConsumeFrom(Place.TIME, datetime(2026, 1, 31, 12, 0, 1).timestamp())),  # noqa: DTZ001
+        ("20260131120001", Position(Place.TIME, datetime(2026, 1, 31, 12, 0, 1).timestamp())),  # noqa: DTZ001
     ],
 )
 def test_a_start_is_given_in_every_form_that_users_know(given, expected):
@@ -238,7 +237,7 @@ def test_an_age_counts_back_from_now(ago):
 
 
 def test_heartbeats_name_the_rule_as_apache_does():
-    rules = (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Place.TIME, 0.0))
+    rules = (Position.LAST, Position.FIRST, Position(Place.TIME, 0.0))
 
     assert [wire_name(each) for each in rules] == [
         ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
@@ -301,7 +300,7 @@ async def test_a_message_in_work_when_its_consumer_is_killed_comes_to_the_next_o
 
     async with (
         with_old_messages() as cluster,
-        Group(cluster.name_server, consume_from=ConsumeFrom.LAST) as group,
+        Group(cluster.name_server, consume_from=Position.LAST) as group,
     ):
         first = await group.join(handler=stuck)
         await until(lambda: first.owned == {ORDINARY})
@@ -328,7 +327,7 @@ async def test_a_queue_whose_start_cannot_be_committed_begins_later():
     progress = Reluctant()
     async with (
         with_old_messages() as cluster,
-        Group(cluster.name_server, consume_from=ConsumeFrom.LAST, progress=progress) as group,
+        Group(cluster.name_server, consume_from=Position.LAST, progress=progress) as group,
     ):
         member = await group.join()
         await until(lambda: member.rebalancer.counts.postponed >= 2)

@@ -39,7 +39,6 @@ from orbitmq.client.consumer.locks import LockSettings, QueueLocks
 from orbitmq.client.consumer.progress import (
     Beginning,
     BrokerProgress,
-    ConsumeFrom,
     LocalFileProgress,
     guarded,
     progress_path,
@@ -75,7 +74,7 @@ from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.client.signals import GracefulExit, Latch, stop_requested, unless
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, retry_topic, wrap_group, wrap_topic
-from orbitmq.parsing import instance, switch
+from orbitmq.parsing import Position, instance, switch
 from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:
@@ -1164,7 +1163,7 @@ class ConsumerOptions:
 
     model: MessageModel = MessageModel.CLUSTERING
     ordered: bool = False
-    consume_from: ConsumeFrom = ConsumeFrom.LATEST
+    consume_from: Position = Position.LATEST
     strategy: Strategy = field(default_factory=Averagely)
     #: The application's own store; None: the broker, or a local file for broadcasting.
     progress: ProgressStore | None = None

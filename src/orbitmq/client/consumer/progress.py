@@ -817,9 +817,6 @@ def look(
 # the end, as with Apache: clients of one group must not begin at different places.
 
 
-#: Where a group without progress begins; without effect on a queue that has progress.
-ConsumeFrom: TypeAlias = Position
-
 #: What users may give: "latest", "earliest", a time, or an offset.
 Beginning: TypeAlias = AnyPosition
 
@@ -832,12 +829,12 @@ _WIRE_NAMES: Mapping[Place, ConsumeFromWhere] = {
 }
 
 
-def wire_name(begin: ConsumeFrom) -> ConsumeFromWhere:
+def wire_name(begin: Position) -> ConsumeFromWhere:
     """The name in heartbeats."""
     return _WIRE_NAMES[begin.place]
 
 
-def consume_from(given: Beginning, name: str = "consume_from") -> ConsumeFrom:
+def consume_from(given: Beginning, name: str = "consume_from") -> Position:
     """Where a group without progress begins, from user input."""
     return position(given, name)
 
@@ -852,7 +849,7 @@ class StartOffsets:
     """
 
     def __init__(
-        self, engine: Engine, progress: ProgressStore, begin: ConsumeFrom = ConsumeFrom.LATEST
+        self, engine: Engine, progress: ProgressStore, begin: Position = Position.LATEST
     ) -> None:
         self._engine = engine
         self._progress = progress

@@ -29,7 +29,7 @@ from orbitmq.client.consumer.handover import (
     TopicSnapshot,
 )
 from orbitmq.client.consumer.members import GroupMembers, Listing
-from orbitmq.client.consumer.progress import ConsumeFrom, OffsetCommitter, StartOffsets
+from orbitmq.client.consumer.progress import OffsetCommitter, StartOffsets
 from orbitmq.client.consumer.pull import Refusals, is_access_denied
 from orbitmq.client.consumer.resets import OffsetResets
 from orbitmq.client.consumer.settings import RebalanceSettings
@@ -40,6 +40,7 @@ from orbitmq.client.routes import Queue, similar_topic
 from orbitmq.errors import AccessDenied, BrokerRefused, NoRoute, OrbitError
 from orbitmq.logonce import LogOncePerOutage
 from orbitmq.names import is_retry_topic
+from orbitmq.parsing import Position
 from orbitmq.remoting.settings import parse_address
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import GetConsumerRunningInfoRequest, NotifyConsumerIdsChangedRequest
@@ -79,7 +80,7 @@ class Rebalancer:
         puller: QueueSource,
         consumption: Draining,
         strategy: Strategy | None = None,
-        consume_from: ConsumeFrom = ConsumeFrom.LATEST,
+        consume_from: Position = Position.LATEST,
         is_broadcasting: bool = False,
         locks: QueueLocks | None = None,
         settings: RebalanceSettings | None = None,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from orbitmq.client.consumer.progress import (
     BrokerProgress,
-    ConsumeFrom,
     StartOffsets,
     end_offset,
     first_offset,
@@ -91,7 +90,7 @@ class PullCore:
         *,
         owns_engine: bool,
         strategy: Strategy,
-        begin: ConsumeFrom,
+        begin: Position,
         rebalance: RebalanceSettings | None = None,
         listener: AssignmentListener | None = None,
     ) -> None:
