@@ -26,7 +26,7 @@ from orbitmq.clock import SystemClock
 from orbitmq.message.record import MessageIdInvalid, RecordRefused, unpack_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from orbitmq.clock import Clock
 
@@ -115,6 +115,20 @@ class UniqueIds:
         # Formatting a number costs twice as much as this.
         low = (milliseconds & 0xFFFFFFFF) << 16 | number & 0xFFFF
         return text + low.to_bytes(6, "big").hex().upper()
+
+    def many(self, count: int) -> tuple[bytes, int, int, Iterator[int]]:
+        """What the next ids are made of: address and process id, the number of the process, the
+        milliseconds, and the counters."""
+        pid, process_number, high, _, begin, end = self._beginning
+        is_other_process = pid != self._process_id()
+        now = self._now()
+        if is_other_process or not begin - _SMALL_STEP_BACK < now < end:
+            self._beginning = pid, process_number, _, _, begin, _ = self._begin(
+                self._process_id(), None if is_other_process else process_number, high, now
+            )
+        milliseconds = int((now - begin) * 1000) if now > begin else 0
+        fixed = bytes.fromhex(f"{self._address}{pid & 0xFFFF:04X}")
+        return fixed, process_number, milliseconds, itertools.islice(self._numbers, count)
 
     def _begin(self, pid: int, process_number: int | None, high: int, now: float) -> _Beginning:
         if process_number is None:

@@ -350,7 +350,10 @@ class Accumulator:
         body = encode_batch(
             [(each.body, each.flag, each.properties.encode("utf-8", "replace")) for each in drafts]
         )
-        return self._drafting.batch(drafts[0], body, len(drafts), is_before_5=is_before_5)
+        first = drafts[0]
+        return self._drafting.batch(
+            first.topic, body, len(drafts), is_before_5=is_before_5, message=first.message
+        )
 
     @staticmethod
     def _leave(waiting: deque[Sending]) -> None:

@@ -70,6 +70,7 @@ from orbitmq.wire.codes import RequestCode
 if TYPE_CHECKING:
     from orbitmq.client.producer.send import SendResult
     from orbitmq.client.producer.transactions import Check
+    from orbitmq.message.scan import Int64s
 
 
 log = logging.getLogger(__name__)
@@ -355,10 +356,8 @@ class SendSettings:
     compression_level: int = DEFAULT_LEVEL
     #: Seconds for which messages wait for others before a batch goes, though its queue is free.
     linger: float = 0.0
-    batch_messages: int = (
-        512  #: messages that `submit` and coroutines' `send` put in a batch; 1: off
-    )
-    batch_bytes: int = 512 * KIB  #: the same for its bytes
+    batch_messages: int = 512  #: messages of a batch that `submit` and `send` gather; 1: off
+    batch_bytes: int = 512 * KIB  #: the same for its bytes, also with `send_many`, `send_arrow`
     max_in_flight: int = 1024  #: submitted messages without an answer; above, `submit` waits
     max_in_flight_bytes: int = 32 * MIB  #: the same for their bodies
     auto_create_topic: str = AUTO_CREATE_TOPIC  #: template of topics made by sending to them
@@ -530,15 +529,22 @@ class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
     is_plain: bool = False
 
 
+def _too_many_properties(size: int) -> MessageRefused:
+    return MessageRefused(
+        "properties",
+        f"take {size} bytes together with tags, keys and ids, and may take {LONGEST_PROPERTIES}",
+    )
+
+
 class Drafting:
     """Makes drafts by the rules of one producer. May be used by several threads at a time."""
 
-    __slots__ = ("_ids", "_largest_in_batch", "_largest_plain", "_namespace", "_settings")
+    __slots__ = ("_largest_in_batch", "_largest_plain", "_settings", "ids", "namespace")
 
     def __init__(self, settings: SendSettings, ids: UniqueIds, namespace: str | None) -> None:
         self._settings = settings
-        self._ids = ids
-        self._namespace = namespace
+        self.ids = ids
+        self.namespace = namespace
         self._largest_in_batch = settings.largest_batch // 2
         #: Bodies up to this size are neither refused nor compressed.
         self._largest_plain = settings.max_message_size
@@ -563,13 +569,13 @@ class Drafting:
         body, compression = message.body, 0
         if len(body) > self._largest_plain:
             body, compression = self._stored(body)
-        properties[UNIQ_KEY] = unique_id = self._ids()
+        properties[UNIQ_KEY] = unique_id = self.ids()
         timed_by = None
         if not message.delay is message.deliver_at is None:
             timed_by = "deliver_at" if message.delay is None else "delay"
         topic = message.topic
         return Draft(
-            topic if self._namespace is None else wrap_topic(self._namespace, topic),
+            topic if self.namespace is None else wrap_topic(self.namespace, topic),
             body,
             self.property_string(properties),
             unique_id,
@@ -590,27 +596,49 @@ class Drafting:
         )
 
     def batch(
-        self, first: Draft, body: bytes, count: int, *, is_before_5: bool, waits: bool = True
+        self,
+        topic: str,
+        body: bytes,
+        count: int,
+        *,
+        is_before_5: bool,
+        waits: bool = True,
+        message: Message | None = None,
     ) -> Draft:
-        """The frame of `count` messages, encoded as `body`, of which `first` is one.
+        """The frame of `count` messages, encoded as `body`, of which `message` may be one.
 
         A batch has an id of its own, as Java's have: on some topics it is stored as one record.
         Brokers before 5.0 add the frame's properties to those of each message: an id among them
         would take the place of the messages' own.
         """
-        unique_id = self._ids()
+        unique_id = self.ids()
         properties = {} if is_before_5 else {UNIQ_KEY: unique_id}
         properties[WAIT] = "true" if waits else "false"
         return Draft(
-            first.topic,
+            topic,
             body,
             self.property_string(properties),
             unique_id,
             code=_SEND_BATCH,
             is_batch=True,
             count=count,
-            message=first.message,
+            message=message,
         )
+
+    def single(
+        self, topic: str, body: bytes, properties: str, unique_id: str, flag: int = 0
+    ) -> Draft:
+        """A message that has its id and properties already."""
+        compression = 0
+        if len(body) > self._largest_plain:
+            body, compression = self._stored(body)
+        return Draft(topic, body, properties, unique_id, flag, compression)
+
+    def check_properties(self, sizes: Int64s) -> None:
+        """Refuse rows with more properties than a broker can store."""
+        if len(sizes) and int(sizes.max()) > LONGEST_PROPERTIES:
+            row = int(sizes.argmax())
+            raise _too_many_properties(int(sizes[row]))
 
     def passed_on(
         self,
@@ -625,7 +653,7 @@ class Drafting:
         """A message that exists already, to another topic: its body and id stay as they are."""
         self._check_size(body)
         kept = dict(properties)
-        unique_id = kept.setdefault(UNIQ_KEY, "") or self._ids()
+        unique_id = kept.setdefault(UNIQ_KEY, "") or self.ids()
         kept[UNIQ_KEY] = unique_id
         reconsume_times, limit = 0, None
         if topic.startswith(RETRY_PREFIX):
@@ -647,20 +675,20 @@ class Drafting:
     def element_properties(self, message: Message) -> tuple[str, bytes]:
         """The id and the properties of a message in a batch."""
         properties = message.all_properties()
-        properties[UNIQ_KEY] = unique_id = self._ids()
+        properties[UNIQ_KEY] = unique_id = self.ids()
         return unique_id, self.property_string(properties).encode("utf-8", "replace")
 
     def new_id(self) -> str:
-        return self._ids()
+        return self.ids()
 
     def wire_topic(self, topic: str) -> str:
         """The topic as brokers know it."""
-        return topic if self._namespace is None else wrap_topic(self._namespace, topic)
+        return topic if self.namespace is None else wrap_topic(self.namespace, topic)
 
     def property_string(self, properties: dict[str, str]) -> str:
         """Properties as they travel; refuses more than a broker can store."""
-        if self._namespace is not None:
-            properties[INSTANCE_ID] = self._namespace
+        if self.namespace is not None:
+            properties[INSTANCE_ID] = self.namespace
         text = "".join(
             [f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items() if value]
         )
@@ -668,11 +696,7 @@ class Drafting:
         if len(text) * 4 > LONGEST_PROPERTIES:
             size = len(text.encode("utf-8", "replace"))
             if size > LONGEST_PROPERTIES:
-                raise MessageRefused(
-                    "properties",
-                    f"take {size} bytes together with tags, keys and ids, and may take "
-                    f"{LONGEST_PROPERTIES}",
-                )
+                raise _too_many_properties(size)
         return text
 
     def _stored(self, body: bytes) -> tuple[bytes, int]:

@@ -6,9 +6,9 @@ import asyncio
 import atexit
 import concurrent.futures
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from msgspec.structs import replace
 
@@ -45,6 +45,14 @@ from orbitmq.errors import BrokerRefused, NotRunning, OrbitError
 from orbitmq.parsing import Duration, seconds
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import pyarrow as pa
+
+    from orbitmq.client.producer.columns import SendResults
+
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +195,55 @@ class AsyncProducer(AsyncLife):
         limit, key = self._core.limit(timeout), _batch_key(ordering_key, key)
         given = tuple(messages)
         return await send_in_batches(self._core, given, limit, queue=queue, ordering_key=key)
+
+    async def send_arrow(
+        self,
+        topic: str,
+        table: pa.Table | pa.RecordBatch,
+        *,
+        queue: Queue | None = None,
+        ordering_key: str | int | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
+    ) -> SendResults:
+        """Send the rows of an Arrow table, with no object for each.
+
+        The columns are `body`, and if wanted `tag`, `keys`, `properties` (a map), `ordering_key`
+        and `flag`; what brokers set in received messages is left out.
+
+        One result for each message, in their order, made when it is looked at: `to_arrow` has all
+        of them. Messages go to the queues of the topic in turn, a frame to each; with `queue` or
+        `ordering_key` all go there, in their order. Raises `MessageRefused` before anything is
+        sent, and `SendFailed`, which says what was stored.
+        """
+        limit = self._core.limit(timeout)
+        results: SendResults = await _columns().send_columns(
+            self._core, topic, table, limit, queue=queue, ordering_key=ordering_key
+        )
+        return results
+
+    async def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes] | pa.Array,
+        *,
+        keys: Sequence[str | Iterable[str] | None] | pa.Array | None = None,
+        tag: str | Sequence[str | None] | pa.Array | None = None,
+        properties: Sequence[Mapping[str, str] | None] | pa.Array | None = None,
+        queue: Queue | None = None,
+        ordering_key: str | int | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
+    ) -> SendResults:
+        """Send many bodies of bytes, with a tag and keys for each, without an object for each.
+
+        One result for each message, in their order, made when it is looked at: `to_arrow` has all
+        of them. Messages go to the queues of the topic in turn, a frame to each; with `queue` or
+        `ordering_key` all go there, in their order. Raises `MessageRefused` before anything is
+        sent, and `SendFailed`, which says what was stored.
+        """
+        table = _columns().many(bodies, keys=keys, tag=tag, properties=properties)
+        return await self.send_arrow(
+            topic, table, queue=queue, ordering_key=ordering_key, timeout=timeout
+        )
 
     async def forward(
         self,
@@ -505,6 +562,8 @@ class Producer(BlockingFace, Life):
             send_in_batches(self._core, given, limit, queue=queue, ordering_key=key)
         )
 
+    send_arrow = waiting(AsyncProducer.send_arrow)
+    send_many = waiting(AsyncProducer.send_many)
     queues = waiting(AsyncProducer.queues)
 
     # ---- messages for later
@@ -570,3 +629,10 @@ def _batch_key(ordering_key: str | int | None, key: str | int | None) -> str | i
         return None if ordering_key is None else str(ordering_key)
     warn_deprecated("key=", "ordering_key=")
     return key if ordering_key is None else ordering_key
+
+
+def _columns() -> ModuleType:
+    """What needs Arrow, which is an extra."""
+    from orbitmq.client.producer import columns  # noqa: PLC0415  # an extra, and slow to import
+
+    return columns

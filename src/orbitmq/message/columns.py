@@ -1,0 +1,180 @@
+"""Messages encoded from Arrow columns, without a Python object per message.
+
+The opposite of `message.arrow`: bodies and properties become the elements of batch sends (see
+`stored.encode_batch`, which gives the same bytes). Elements lie one behind the other, so that any
+run of rows is the body of a batch, cut out without a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orbitmq.message.properties import UNIQ_KEY
+from orbitmq.message.record import MAX_PROPERTIES, PropertiesRefused
+from orbitmq.message.stored import MIN_ELEMENT_SIZE
+
+if TYPE_CHECKING:
+    from orbitmq.message.ids import UniqueIds
+    from orbitmq.message.scan import Int64s
+
+_HEAD: Final = np.dtype(
+    [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_size", ">i4")]
+)
+_HEX_DIGITS: Final = np.array([tuple(f"{octet:02X}".encode()) for octet in range(256)], np.uint8)
+#: Bytes that separate properties, and so cannot be in their names and values.
+_SEPARATORS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedMessages:
+    """The elements of messages, in the order of their rows."""
+
+    data: memoryview
+    #: Where each begins, and where the last one ends.
+    bounds: Int64s
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def rows(self, begin: int, end: int) -> memoryview:
+        """The body of a batch of these rows."""
+        return self.data[self.bounds[begin] : self.bounds[end]]
+
+    def frames(self, most_bytes: int, most: int) -> list[tuple[int, int]]:
+        """The rows as runs of at most so many bytes and messages; what is longer is alone."""
+        runs = []
+        begin, bounds = 0, self.bounds
+        while begin < len(self):
+            end = int(np.searchsorted(bounds, bounds[begin] + most_bytes, "right")) - 1
+            end = max(begin + 1, min(end, begin + most))
+            runs.append((begin, end))
+            begin = end
+        return runs
+
+
+def encode_messages(
+    bodies: pa.BinaryArray, properties: pa.BinaryArray, flags: npt.NDArray[Any] | None = None
+) -> EncodedMessages:
+    """Messages of these columns, which have no nulls. Raises `PropertiesRefused`."""
+    count = len(bodies)
+    body_sizes, sizes = lengths(bodies), lengths(properties)
+    if count and int(sizes.max()) > MAX_PROPERTIES:
+        row = int(sizes.argmax())
+        raise PropertiesRefused(
+            f"the properties of message {row} take {sizes[row]} bytes; a message can hold "
+            f"{MAX_PROPERTIES}"
+        )
+    heads = np.zeros(count, _HEAD)
+    heads["size"] = MIN_ELEMENT_SIZE + body_sizes + sizes
+    heads["body_size"] = body_sizes
+    if flags is not None:
+        heads["flag"] = flags
+    joined = pc.binary_join_element_wise(
+        _of_one_size(heads, _HEAD.itemsize),
+        bodies.cast(pa.large_binary()),
+        _of_one_size(sizes.astype(">u2"), 2),
+        properties.cast(pa.large_binary()),
+        pa.scalar(b"", pa.large_binary()),
+    )
+    bounds = np.frombuffer(joined.buffers()[1], np.int64, count + 1, joined.offset * 8)
+    data = joined.buffers()[2]
+    return EncodedMessages(memoryview(b"" if data is None else data)[: bounds[-1]], bounds)
+
+
+def lengths(column: pa.BinaryArray) -> Int64s:
+    """Bytes of each row of a binary column."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
+    found: Int64s = np.diff(offsets).astype(np.int64)
+    return found
+
+
+def octets(column: pa.BinaryArray) -> npt.NDArray[np.uint8]:
+    """The bytes of all rows of a binary or text column, side by side."""
+    _, offsets, data = column.buffers()
+    if data is None or not len(column):
+        return np.empty(0, np.uint8)
+    bounds = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4)
+    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+
+
+def item(name: str, values: pa.StringArray) -> pa.StringArray:
+    """A property of every row that has a value, else nothing."""
+    ended = pc.binary_join_element_wise(f"{name}\x01", values, "\x02", "")
+    return pc.fill_null(ended, "")
+
+
+def joined_items(maps: pa.MapArray) -> pa.StringArray:
+    """The entries of each map as properties; entries without a value do not count."""
+    bounds = np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4)
+    begin, end = int(bounds[0]), int(bounds[-1])
+    names = maps.keys.slice(begin, end - begin)
+    values = maps.items.slice(begin, end - begin)
+    entries = pc.fill_null(pc.binary_join_element_wise(names, "\x01", values, "\x02", ""), "")
+    entries = pc.if_else(pc.equal(pc.fill_null(values, ""), ""), "", entries)
+    starts = np.frombuffer(entries.buffers()[1], np.int32, len(entries) + 1, entries.offset * 4)
+    rows = starts[bounds - begin].astype(np.int32)
+    buffers = [None, pa.py_buffer(rows), entries.buffers()[2]]
+    joined = pa.Array.from_buffers(pa.string(), len(maps), buffers)
+    return pc.if_else(maps.is_null(), "", joined) if maps.null_count else joined
+
+
+def unique_ids(ids: UniqueIds, count: int) -> npt.NDArray[np.uint8]:
+    """New unique ids, as digits: one row of characters for each."""
+    begin, process, milliseconds, counter = ids.many(count)
+    counters = np.fromiter(counter, np.int64, count)
+    processes = (process + (counters >> 16)) & 0xFFFFFFFF
+    raw = np.empty((count, len(begin) + 10), np.uint8)
+    raw[:, : len(begin)] = np.frombuffer(begin, np.uint8)
+    raw[:, -10:-6] = processes.astype(">u4").view(np.uint8).reshape(count, 4)
+    raw[:, -6:-2] = np.frombuffer((milliseconds & 0xFFFFFFFF).to_bytes(4, "big"), np.uint8)
+    raw[:, -2:] = (counters & 0xFFFF).astype(">u2").view(np.uint8).reshape(count, 2)
+    return hexadecimal(raw)
+
+
+def hexadecimal(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Rows of bytes as rows of upper-case digits."""
+    digits: npt.NDArray[np.uint8] = _HEX_DIGITS[raw].reshape(len(raw), 2 * raw.shape[1])
+    return digits
+
+
+def id_items(digits: npt.NDArray[np.uint8]) -> pa.StringArray:
+    """Unique ids as properties."""
+    count, width = digits.shape
+    name = f"{UNIQ_KEY}\x01".encode()
+    items = np.empty((count, len(name) + width + 1), np.uint8)
+    items[:, : len(name)] = np.frombuffer(name, np.uint8)
+    items[:, len(name) : -1] = digits
+    items[:, -1] = _SEPARATORS
+    return text_of(items)
+
+
+def text_of(characters: npt.NDArray[np.uint8]) -> pa.StringArray:
+    """Rows of ASCII characters as a column."""
+    count, width = characters.shape
+    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(np.ascontiguousarray(characters))]
+    return pa.Array.from_buffers(pa.string(), count, buffers)
+
+
+def _of_one_size(values: npt.NDArray[Any], size: int) -> pa.LargeBinaryArray:
+    bounds = np.arange(len(values) + 1, dtype=np.int64) * size
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.large_binary(), len(values), buffers)
+
+
+def is_plain(column: pa.StringArray) -> bool:
+    """Whether every value is a word of printable ASCII, or null."""
+    found = octets(column)
+    if not len(found):
+        return bool(len(column) == column.null_count)
+    least, most = int(found.min()), int(found.max())
+    if least <= ord(" ") or most > ord("~"):
+        return False
+    shortest: int = pc.min(pc.binary_length(column)).as_py()
+    return shortest > 0
