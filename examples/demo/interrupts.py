@@ -77,8 +77,10 @@ class Interrupts:
             self._say(f"Ended in the midst of it ({self.doing}), because it took too long.")
         else:
             self._say("Stopped early: nothing was sent, so there is nothing to sum up.")
-        self.at_hard_end()
-        os._exit(130 if self.has_orders else 0)
+        try:
+            self.at_hard_end()
+        finally:
+            os._exit(130 if self.has_orders else 0)
 
     @staticmethod
     def _say(text: str) -> None:

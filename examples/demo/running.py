@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from examples.demo.billing import Billing
-from examples.demo.children import Child, Cluster, Shippers, Shops
+from examples.demo.children import Child, Cluster, Shippers, Shops, kill_descendants
 from examples.demo.history import History, Moment
 from examples.demo.interrupts import Interrupts
 from examples.demo.options import Options
@@ -130,6 +130,7 @@ class Demo:
         """The end of a demo that took too long to end in order."""
         for each in self._running:
             each.kill()
+        kill_descendants()  # Java, which would hold the terminal
         self._tidy()
 
     def nothing_sent(self) -> int:
