@@ -226,7 +226,7 @@ class Member:
         self._consumer = Consumer(
             group,
             client=client,
-            consume_from="first",
+            consume_from="earliest",
             workers=self._room,
             consume=ConsumeSettings(timeout=options.visibility_timeout),
             # A queue changes its owner when its messages are acknowledged, not before.
@@ -660,10 +660,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
     def _begin_at_end(self, queue: str, topic: str) -> None:
         group, progress = self._topic(queue), self._admin.progress
         try:
-            plan = progress.plan_reset(group, topic, "last")
+            plan = progress.plan_reset(group, topic, "latest")
         except NotFound:
             self._admin.groups.create(group)
-            plan = progress.plan_reset(group, topic, "last")
+            plan = progress.plan_reset(group, topic, "latest")
         has_progress = any(move.from_offset is not None for move in plan.moves)
         # A temporary queue begins anew; another one may have been bound by other processes.
         if plan.moves and (not has_progress or is_temporary(self._declared.get(queue, {}))):
@@ -856,7 +856,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         member = self._members.get(queue)
         for topic in self._subscriptions(queue):
             with contextlib.suppress(NotFound):
-                self._admin.progress.reset(self._topic(queue), topic, "last")
+                self._admin.progress.reset(self._topic(queue), topic, "latest")
         if member is not None:
             member.drop_waiting()
         return count

@@ -143,7 +143,7 @@ class RocketMQRegistrator(Registrator[Any, RocketMQBrokerConfig]):
         group: str | None = None,
         tags: str | None = None,
         sql: str | None = None,
-        consume_from: Beginning = "first",
+        consume_from: Beginning = "earliest",
         ordered: bool = False,
         max_retries: int | None = None,
         batch: bool = False,
@@ -167,7 +167,7 @@ class RocketMQRegistrator(Registrator[Any, RocketMQBrokerConfig]):
             group: The consumer group. By default the broker's, or `faststream-<topic>`.
             tags: Only messages with these tags, such as "paid || refunded".
             sql: Only messages that match this SQL92 condition on their headers.
-            consume_from: Where a new group begins: "first", "last" or a time.
+            consume_from: Where a new group begins: "earliest", "latest", a time or an offset.
             ordered: Whether each queue is consumed in order.
             max_retries: Attempts after the first, before a message becomes a dead letter.
             batch: Whether handlers take lists of messages.

@@ -153,7 +153,7 @@ class RocketMQRouter(StreamRouter[Any]):
         group: str | None = None,
         tags: str | None = None,
         sql: str | None = None,
-        consume_from: Beginning = "first",
+        consume_from: Beginning = "earliest",
         ordered: bool = False,
         max_retries: int | None = None,
         batch: bool = False,
