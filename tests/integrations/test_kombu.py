@@ -259,6 +259,21 @@ def test_bodies_arrive_as_they_were(connect, body):
     assert receiver.until(1) == [body]
 
 
+def test_a_restart_of_the_broker_is_survived(orbit_cluster):
+    queue = kombu.Queue("work")
+    url = f"orbitmq://{orbit_cluster.name_server}/"
+    with kombu.Connection(url) as sender, kombu.Connection(url) as connection:
+        receiver = Receiver(connection, queue)
+        publish(sender, "before", queue=queue)
+        receiver.until(1)
+
+        orbit_cluster.restart_broker()
+        kombu.Producer(sender).publish("after", routing_key="work", retry=True)
+
+        receiver.until(2)
+    assert set(receiver.bodies) == {"before", "after"}
+
+
 def test_a_cluster_that_is_away_is_a_connection_error():
     connection = kombu.Connection("orbitmq://127.0.0.1:1", transport_options={"timeout": 0.5})
 
