@@ -41,7 +41,7 @@ _MEANT: Final[dict[str, tuple[str, ...]]] = {
     "num_partitions": ("queues",),
     "offset_reset": ("consume_from",),
     "order_key": ("ordering_key",),
-    "partition": ("queue",),
+    "partition": ("queue", "ordering_key"),
     "partition_key": ("ordering_key",),
     "partitions": ("queues",),
     "payload": ("body",),

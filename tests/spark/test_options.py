@@ -11,6 +11,7 @@ import pytest
 from orbitmq.client.ranges.connections import RangeFilter
 from orbitmq.client.routes import Queue
 from orbitmq.spark.options import (
+    AtOffset,
     AtOffsets,
     AtTimes,
     Earliest,
@@ -102,6 +103,12 @@ def test_topics_have_to_be_named_in_exactly_one_way(options, got):
     [
         ({"startingOffsets": "earliest"}, Earliest()),
         ({"startingOffsets": "LATEST"}, Latest()),
+        ({"startingOffsets": "first"}, Earliest()),
+        ({"startingOffsets": "1500"}, AtOffset(1500)),
+        (
+            {"startingOffsets": "1970-01-01T00:00Z"},
+            AtTimes("startingOffsets", OnNoMatch.LATEST, 0.0),
+        ),
         ({"startingOffsets": "group", "group": "g"}, GroupProgress()),
         (
             {"startingOffsets": '{"orders": {"broker-a:0": -2}}'},
@@ -167,7 +174,7 @@ REFUSED: Mapping[str, tuple[dict[str, str], str]] = {
     "no offset": ({"startingOffsets": '{"orders": {"a:0": "5"}}'}, "offsets from -2 up"),
     "too small": ({"startingOffsets": '{"orders": {"a:0": -3}}'}, "offsets from -2 up"),
     "the group of nobody": ({"startingOffsets": "group"}, "'group' must be given when"),
-    "an end nowhere": ({"endingOffsets": "earliest"}, "'endingOffsets' must be latest or JSON"),
+    "an end nowhere": ({"endingOffsets": "earliest"}, "'endingOffsets' must be latest, a time"),
     "a batch from the end": ({"startingOffsets": "latest"}, "in a batch read"),
     "a queue from its end": ({"startingOffsets": '{"orders": {"a:0": -1}}'}, "in a batch read"),
     "backwards": ({"fromOffset": "9", "toOffset": "8"}, "'fromOffset' must be at most toOffset"),

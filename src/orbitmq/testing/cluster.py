@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from orbitmq.arguments import explained
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.broker.topics import READ_WRITE
@@ -52,6 +53,7 @@ _CHECK_INTERVAL = 0.02
 _READ_SIZE = 1000
 
 
+@explained()
 class AsyncEmbeddedCluster(AsyncLife):
     """A name server and brokers on the caller's event loop.
 
@@ -277,6 +279,7 @@ _DEADLINE = 60.0
 _NOT_STARTED = "the cluster is not started; use it as a context manager"
 
 
+@explained()
 class EmbeddedCluster(Life):
     """A name server and brokers on an event loop of their own, in a background thread.
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 
+from orbitmq.arguments import explained
 from orbitmq.javahash import java_order
 from orbitmq.wire.codes import (
     DEFAULT_LIMITS,
@@ -476,6 +477,7 @@ SECURITY_TOKEN = "SecurityToken"  # noqa: S105  # the name of a field
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
+@explained()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     """What a client signs with."""
