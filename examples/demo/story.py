@@ -14,7 +14,7 @@ class Story:
 
     def __init__(self, rate: float, console: str) -> None:
         self._rate = rate
-        self._console = console
+        self._console = console.rstrip("/")
         self._told: set[str] = set()
         self._members = 1
 
@@ -44,7 +44,7 @@ class Story:
                 "shipped",
                 "A plain Python consumer ships them within milliseconds: group 'shipping'.",
             )
-        if counts.batches:
+        if counts.billed:
             yield (
                 "billed",
                 (
