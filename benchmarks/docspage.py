@@ -73,6 +73,14 @@ extras `broker` and `speed` (`pip install '.[broker,speed]'`: uvloop as event lo
 checksums). Memory is anonymous memory, because the kernel can take back the pages of mapped
 files.
 
+**Interpreter.** An interpreter that was built with profile-guided optimisation
+(`--enable-optimizations`) runs the broker and the client 1.1 to 1.3 times faster than one without.
+Python's official container images, on which ours are built, the installers of python.org and the
+packages of most distributions are built so; what `pyenv install` compiles is not, unless
+`PYTHON_CONFIGURE_OPTS="--enable-optimizations --with-lto"` is set.
+`python -c "import sysconfig; print(sysconfig.get_config_var('CONFIG_ARGS'))"` shows how one was
+built.
+
 ## How to repeat it
 
 `make bench` runs everything in about half an hour. `make bench QUICK=1` takes at most twelve
@@ -148,7 +156,9 @@ def _method_text(report: Report) -> str:
 
 def _machine_text(report: Report) -> str:
     machine: Machine = report.machine
-    build = "" if machine.optimised_build else ", built without profile-guided optimisation"
+    build = ", built with" if machine.optimised_build else ", built without"
+    build += " profile-guided optimisation"
+    build += ", optimised when linked" if machine.linked_build else ""
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     if machine.java:
         packages += f", {machine.java}"
