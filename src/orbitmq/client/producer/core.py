@@ -68,7 +68,6 @@ from orbitmq.wire.bodies import ConsumerData
 from orbitmq.wire.codes import RequestCode
 
 if TYPE_CHECKING:
-    from orbitmq.client.producer.send import SendResult
     from orbitmq.client.producer.transactions import Check
     from orbitmq.message.scan import Int64s
 
@@ -259,10 +258,13 @@ class ProducerCore:
 
     def sending(self, message: Message | str, body: Body | None, options: SendOptions) -> Sending:
         """The state of a new call. May be called by any thread."""
-        if not options and isinstance(message, Message) and body is message.ordering_key is None:
-            # Most calls are so, and there is nothing to check.
-            draft = self.drafting.draft(message)
-            return Sending(draft, self.monotonic(), self.settings.timeout)
+        if not options:
+            # Most calls are so, and there is nothing to check but the message itself.
+            if type(message) is str and type(body) is bytes and self.serializer is None:
+                message, body = Message(message, body), None
+            if isinstance(message, Message) and body is message.ordering_key is None:
+                draft = self.drafting.draft(message)
+                return Sending(draft, self.monotonic(), self.settings.timeout)
         call = parse_send_args(message, body, options, self.settings.timeout, self.serializer)
         return self._drafted(call)
 
@@ -301,14 +303,11 @@ class ProducerCore:
             queue = Queue(draft.topic, queue.broker, queue.id)
         return Sending(draft, self.monotonic(), call.timeout, queue, call.select)
 
-    def note_outcome(self, topic: str, outcome: SendResult | BaseException) -> None:
-        """Count a submitted message; one that was not sent is also logged.
+    def note_failure(self, topic: str, outcome: BaseException) -> None:
+        """Count and log a submitted message that was not sent.
 
         Its future may never be looked at.
         """
-        if not isinstance(outcome, BaseException):
-            self.counts.sent += 1
-            return
         self.counts.failed += 1
         if count := self._unsent.note(topic):
             log.warning(
@@ -574,10 +573,14 @@ class Drafting:
         if not message.delay is message.deliver_at is None:
             timed_by = "deliver_at" if message.delay is None else "delay"
         topic = message.topic
+        if len(properties) == 1 and self.namespace is None:
+            text = f"{UNIQ_KEY}{NAME_END}{unique_id}{ITEM_END}"
+        else:
+            text = self.property_string(properties)
         return Draft(
             topic if self.namespace is None else wrap_topic(self.namespace, topic),
             body,
-            self.property_string(properties),
+            text,
             unique_id,
             message.flag,
             sys_flag | compression,

@@ -75,8 +75,11 @@ class Submissions:
 
     def begin(self, sending: Sending) -> None:
         """Send a message that is in flight now, or when its turn has come. On the loop."""
-        topic = sending.draft.topic
+        topic, made = sending.draft.topic, self._made
         try:
+            if made is not None and not self._lines and made.take(sending):
+                # Most are so. After the end nothing is known of any topic, and nothing is taken.
+                return
             publisher, accumulator = self._core.publisher, self._accumulator
             may_begin = not self._lines
             if not may_begin and (topic, None) not in self._lines:
@@ -104,7 +107,10 @@ class Submissions:
         """Tell the outcome of a message, if it has none yet."""
         if not self.in_flight.leave(sending):
             return
-        self._core.note_outcome(sending.topic, outcome)
+        if isinstance(outcome, SendResult):
+            self._core.counts.sent += 1
+        else:
+            self._core.note_failure(sending.topic, outcome)
         sent = sending.sent
         if isinstance(sent, SendFuture):
             sent.settle(outcome)
