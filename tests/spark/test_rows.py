@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker.settings import BrokerSettings
+from orbitmq.message.columns import text_of
 from orbitmq.message.properties import decode_properties
-from orbitmq.message.stored import BatchElement
+from orbitmq.message.stored import BatchElement, split_batch
 from orbitmq.spark import internals
 from orbitmq.spark.options import write_options
 from orbitmq.spark.write import (
@@ -157,6 +158,10 @@ def test_rows_that_are_read_together_are_what_each_is_alone(rows, chosen):
         else:
             assert isinstance(found, Written)
             assert [each or None for each in found] == [each or None for each in alone]
+    together = RowReader("orders", ORIGIN).plain_rows(batch, 1 << 20)
+    if together is not None:
+        assert split_batch(together.encoded.data) == [each.element for each in quick]
+        assert text_of(together.ids).to_pylist() == [each.unique_id for each in quick]
 
 
 NO_TEXT = b"\xff\xfe"
@@ -165,6 +170,28 @@ NO_TEXT = b"\xff\xfe"
 def texts_of(*values: bytes) -> pa.StringArray:
     """A column as Spark makes it of bytes: it does not look whether they are a text."""
     return pa.array(values, pa.binary()).view(pa.string())
+
+
+def test_rows_that_need_no_check_are_sent_together_up_to_a_size():
+    bodies = [b"%d" % number for number in range(1000)]
+    tags = [None if number % 3 else f"t{number}" for number in range(1000)]
+    batch = pa.RecordBatch.from_pydict({"body": bodies, "tag": tags})
+    reader, alone = (RowReader("orders", ORIGIN) for _ in range(2))
+    for first in (0, 1000):
+        together = reader.plain_rows(batch, 1000)
+
+        singles = list(alone.messages(batch))
+        assert together is not None
+        assert together.ids[0].tobytes().decode() == singles[0].unique_id
+        assert split_batch(together.encoded.data) == [each.element for each in singles]
+        assert first == 0 or singles[0].unique_id == ORIGIN.ids.of(
+            1000, "orders", BatchElement(b"0", 0, b"TAGS\x01t0\x02")
+        )
+
+    assert reader.plain_rows(batch, 60) is None
+    keyed = batch.append_column("shardingKey", pa.array(["k"] * 1000))
+    assert reader.plain_rows(keyed, 1000) is None
+    assert RowReader(None, ORIGIN).plain_rows(batch, 1000) is None
 
 
 @pytest.mark.parametrize(

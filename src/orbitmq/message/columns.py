@@ -154,6 +154,11 @@ def id_items(digits: npt.NDArray[np.uint8]) -> pa.StringArray:
     return text_of(items)
 
 
+def numbered(values: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
+    """Numbers as their decimal digits."""
+    return pa.array(values).cast(pa.large_string()).cast(pa.large_binary())
+
+
 def text_of(characters: npt.NDArray[np.uint8]) -> pa.StringArray:
     """Rows of ASCII characters as a column."""
     count, width = characters.shape

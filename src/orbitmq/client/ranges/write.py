@@ -15,7 +15,7 @@ import concurrent.futures
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.loopthread import LoopThread
@@ -33,7 +33,7 @@ from orbitmq.message.properties import (
     WAIT,
     decode_properties,
 )
-from orbitmq.message.stored import BatchElement, encode_batch
+from orbitmq.message.stored import BatchElement, encode_batch, split_batch
 from orbitmq.parsing import Fields
 from orbitmq.wire.codes import RequestCode, ResponseCode
 
@@ -59,6 +59,26 @@ class WritingSettings:
         fields = Fields(self, "writing")
         fields.durations("timeout")
         fields.whole("ahead_bytes")
+
+
+class EncodedElements(Sequence[BatchElement]):
+    """Messages that are encoded already; taken apart only when a broker refuses them."""
+
+    def __init__(self, data: memoryview, count: int) -> None:
+        self.data = data
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> BatchElement: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[BatchElement]: ...
+
+    def __getitem__(self, place: int | slice) -> BatchElement | list[BatchElement]:
+        return split_batch(self.data)[place]
 
 
 class Frame(NamedTuple):
@@ -300,9 +320,10 @@ def _draft(frame: Frame) -> Draft:
             flag=element.flag,
             timed_by="deliver_at" if TIMER_DELIVER_MS in decode_properties(text) else None,
         )
+    elements = frame.elements
     return _batch(
         frame.queue.topic,
-        encode_batch(frame.elements),
+        bytes(elements.data) if isinstance(elements, EncodedElements) else encode_batch(elements),
         f"{UNIQ_KEY}{NAME_END}{frame.unique_id}{ITEM_END}{_WAITS}",
         frame.unique_id,
     )
