@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -35,6 +36,8 @@ def test_rows_are_encoded_as_one_by_one(rows, start, most, size):
     encoded = encode_messages(body_column[start:], property_column[start:], flags[start:])
 
     assert bytes(encoded.data) == encode_batch(rows[start:])
+    every_other = encoded.take(np.arange(0, len(encoded), 2))
+    assert bytes(every_other.data) == encode_batch(rows[start::2])
     frames = encoded.frames(size, most)
     assert [row for begin, end in frames for row in range(begin, end)] == list(range(len(encoded)))
     for begin, end in frames:

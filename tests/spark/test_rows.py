@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker.settings import BrokerSettings
+from orbitmq.javahash import java_hash
 from orbitmq.message.columns import text_of
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.stored import BatchElement, split_batch
@@ -160,8 +161,9 @@ def test_rows_that_are_read_together_are_what_each_is_alone(rows, chosen):
             assert [each or None for each in found] == [each or None for each in alone]
     together = RowReader("orders", ORIGIN).plain_rows(batch, 1 << 20)
     if together is not None:
-        assert split_batch(together.encoded.data) == [each.element for each in quick]
-        assert text_of(together.ids).to_pylist() == [each.unique_id for each in quick]
+        written = [each for each in quick if isinstance(each, Written)]
+        assert split_batch(together.encoded.data) == [each.element for each in written]
+        assert text_of(together.ids).to_pylist() == [each.unique_id for each in written]
 
 
 NO_TEXT = b"\xff\xfe"
@@ -180,7 +182,7 @@ def test_rows_that_need_no_check_are_sent_together_up_to_a_size():
     for first in (0, 1000):
         together = reader.plain_rows(batch, 1000)
 
-        singles = list(alone.messages(batch))
+        singles = [each for each in alone.messages(batch) if isinstance(each, Written)]
         assert together is not None
         assert together.ids[0].tobytes().decode() == singles[0].unique_id
         assert split_batch(together.encoded.data) == [each.element for each in singles]
@@ -189,8 +191,8 @@ def test_rows_that_need_no_check_are_sent_together_up_to_a_size():
         )
 
     assert reader.plain_rows(batch, 60) is None
-    keyed = batch.append_column("shardingKey", pa.array(["k"] * 1000))
-    assert reader.plain_rows(keyed, 1000) is None
+    placed = batch.append_column("queueId", pa.array([1] * 1000))
+    assert reader.plain_rows(placed, 1000) is None
     assert RowReader(None, ORIGIN).plain_rows(batch, 1000) is None
 
 
@@ -354,6 +356,31 @@ def small(settings: BrokerSettings) -> BrokerSettings:
     return dataclasses.replace(
         settings, send=dataclasses.replace(settings.send, max_message_size=10_000)
     )
+
+
+def test_rows_of_a_key_go_to_its_queue_in_their_order_and_others_to_all_queues():
+    rows = [
+        {"body": f"{number}", "orderingKey": [None, "", "a", "b", "c"][number % 5]}
+        for number in range(5000)
+    ]
+    with EmbeddedCluster() as cluster:
+        cluster.create_topic("orders", queues=4)
+        written = write(cluster, rows, topic="orders", sendBatchBytes="10000")
+
+        found = cluster.messages("orders")
+
+    assert (written.sent, len(found)) == (5000, 5000)
+    numbers: dict[str, list[tuple[int, int]]] = {}
+    queues: dict[str, set[int]] = {}
+    for message in found:
+        key = message.get_property("__SHARDINGKEY") or ""
+        queues.setdefault(key, set()).add(message.queue_id)
+        numbers.setdefault(key, []).append((message.queue_offset, int(message.body)))
+    assert len(queues.pop("")) == 4
+    assert queues == {key: {abs(java_hash(key)) % 4} for key in "abc"}
+    for key in "abc":
+        in_order = [number for _, number in sorted(numbers[key])]
+        assert in_order == sorted(in_order)
 
 
 def test_a_row_that_the_broker_refuses_is_named_or_left_out_and_no_other():

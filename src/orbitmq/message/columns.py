@@ -46,6 +46,12 @@ class EncodedMessages:
         """The body of a batch of these rows."""
         return self.data[self.bounds[begin] : self.bounds[end]]
 
+    def take(self, rows: npt.NDArray[np.int64]) -> EncodedMessages:
+        """Some of the messages."""
+        buffers = [None, pa.py_buffer(self.bounds), pa.py_buffer(self.data)]
+        elements = pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
+        return _encoded(elements.take(pa.array(rows)))
+
     def frames(self, most_bytes: int, most: int) -> list[tuple[int, int]]:
         """The rows as runs of at most so many bytes and messages; what is longer is alone."""
         runs = []
@@ -82,8 +88,12 @@ def encode_messages(
         properties.cast(pa.large_binary()),
         pa.scalar(b"", pa.large_binary()),
     )
-    bounds = np.frombuffer(joined.buffers()[1], np.int64, count + 1, joined.offset * 8)
-    data = joined.buffers()[2]
+    return _encoded(joined)
+
+
+def _encoded(elements: pa.LargeBinaryArray) -> EncodedMessages:
+    _, offsets, data = elements.buffers()
+    bounds = np.frombuffer(offsets, np.int64, len(elements) + 1, elements.offset * 8)
     return EncodedMessages(memoryview(b"" if data is None else data)[: bounds[-1]], bounds)
 
 

@@ -310,21 +310,45 @@ class _PartitionWriter:
             open_frame.may_go_elsewhere = False
 
     def add_rows(self, rows: PlainRows) -> None:
-        """Send rows that may go to any queue, a run of them to each queue in turn."""
-        count = len(rows.encoded)
+        """Send rows that are encoded together: those of a key to its queue, runs of the others to
+        each queue in turn."""
         queues = self._queues_of(rows.topic)
-        for begin, end in rows.encoded.frames(self.largest_frame, -(-count // len(queues))):
-            self._turn += 1
+        if rows.keys is None:
+            self._add_run(rows, None, None)
+        else:
+            for place, chosen in _by_queue(rows.keys, len(queues)):
+                self._add_run(rows, chosen, None if place is None else queues[place])
+        self._row += len(rows.encoded)
+        self._sent += len(rows.encoded)
+
+    def _add_run(
+        self, rows: PlainRows, chosen: npt.NDArray[np.int64] | None, queue: Queue | None
+    ) -> None:
+        """Send some of the rows, or all, to a queue, or runs of them to any."""
+        encoded = rows.encoded if chosen is None else rows.encoded.take(chosen)
+        queues = self._queues_of(rows.topic)
+        most = len(encoded)
+        if queue is None:
+            most = -(-most // len(queues))
+        else:
+            self._flush(queue)  # what is in an open frame comes first
+        for begin, end in encoded.frames(self.largest_frame, most):
+            where = queue
+            if where is None:
+                self._turn += 1
+                where = queues[self._turn % len(queues)]
+            places: Sequence[int] = range(begin, end)
+            if chosen is not None:
+                places = chosen[begin:end].tolist()
             self._send(
                 Frame(
-                    queues[self._turn % len(queues)],
-                    EncodedElements(rows.encoded.rows(begin, end), end - begin),
-                    rows.ids[begin].tobytes().decode(),
-                    numbers=range(self._row + 1 + begin, self._row + 1 + end),
+                    where,
+                    EncodedElements(encoded.rows(begin, end), end - begin),
+                    rows.ids[places[0]].tobytes().decode(),
+                    queue is None,
+                    numbers=[self._row + 1 + place for place in places],
                 )
             )
-        self._row += count
-        self._sent += count
 
     def finish(self) -> PartitionWritten:
         for queue in tuple(self._open):
@@ -512,12 +536,14 @@ def _as_ids(digests: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 class PlainRows(NamedTuple):
-    """Rows of a batch that may go to any queue, encoded together."""
+    """Rows of a batch that are encoded together."""
 
     topic: str
     encoded: EncodedMessages
     #: The digits of each row's id.
     ids: npt.NDArray[np.uint8]
+    #: The keys that choose a queue; None: there are none.
+    keys: pa.StringArray | None = None
 
 
 class Written(NamedTuple):
@@ -546,7 +572,7 @@ class RowReader:
         self._row = 0
 
     def plain_rows(self, batch: pa.RecordBatch, largest: int) -> PlainRows | None:
-        """All rows of a batch without an object for each, if none needs a check or a queue.
+        """All rows of a batch without an object for each, if none needs a check or names a queue.
 
         None if one does, or makes an element of more than `largest` bytes.
         """
@@ -568,7 +594,10 @@ class RowReader:
         ids = self._ids.of_rows(self._row, self._topic, bodies, properties)
         with_ids = pc.binary_join_element_wise(properties, id_items(ids).cast(pa.binary()), b"")
         self._row += batch.num_rows
-        return PlainRows(self._topic, encode_messages(bodies, with_ids), ids)
+        keys = None
+        if "orderingKey" in batch.schema.names:
+            keys = batch.column("orderingKey")
+        return PlainRows(self._topic, encode_messages(bodies, with_ids), ids, keys)
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Written | RowRefused]:
         """A message or an error for every row."""
@@ -692,14 +721,29 @@ def plain_properties(batch: pa.RecordBatch) -> list[bytes | None]:
     return properties
 
 
+def _by_queue(
+    keys: pa.StringArray, count: int
+) -> Iterator[tuple[int | None, npt.NDArray[np.int64]]]:
+    """The rows of each queue by their keys; None: of those without a key."""
+    import numpy as np  # noqa: PLC0415  # tasks only
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    encoded = keys.dictionary_encode()
+    chosen = [abs(key_hash(key)) % count if key else -1 for key in encoded.dictionary.to_pylist()]
+    codes = pc.fill_null(encoded.indices, len(chosen)).to_numpy()
+    of_rows = np.array([*chosen, -1], np.int64)[codes]
+    for place in np.unique(of_rows).tolist():
+        yield None if place < 0 else place, np.flatnonzero(of_rows == place)
+
+
 def _named(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with the names of columns that are used in here."""
     return batch.rename_columns([_SYNONYMS.get(each, each) for each in batch.schema.names])
 
 
 def _is_free(batch: pa.RecordBatch) -> bool:
-    """Whether no row has a queue or an id of its own."""
-    names = ("queueId", "brokerName", "orderingKey", "identity")
+    """Whether no row names its queue or its id."""
+    names = ("queueId", "brokerName", "identity")
     given = [batch.column(name) for name in names if name in batch.schema.names]
     return all(column.null_count == len(column) for column in given)
 
