@@ -29,7 +29,8 @@ Names are those of Spark's Kafka source where the meaning is the same, and are r
 to case. A name that is not known is refused, and so is a bad value, in any kind of query. What is
 for batches only is refused by a stream; any other option that belongs to another kind of query is
 warned of on the driver. Offsets in JSON: -2 is the earliest, -1 the latest; queues are named
-`broker-a:0`. Times are milliseconds, or ISO texts with their zone.
+`broker-a:0`. Times are milliseconds, or ISO texts with their zone. Ages such as `-1h` count back
+from the start of the query.
 """
 
 _SECTIONS: tuple[tuple[str, Iterable[str]], ...] = (
@@ -67,12 +68,13 @@ _MEANING = {
     "subExpression": "A filter that runs at the broker: tags as in `a \\|\\| b`, or SQL92.",
     "subExpressionType": "`TAG` or `SQL92`.",
     "startingOffsets": "`earliest`, `latest` (streams), `group`, a time (`2026-11-18T09:00` "
-    "in the driver's zone, `-10m`), an offset, or JSON for each queue.",
-    "startingTimestamp": "Begin with what was stored at or after this time; wins over the next "
-    "and over `startingOffsets`.",
+    "in the driver's zone, `-10m`), an offset, so many messages before the end of each queue "
+    "(`-1000`), or JSON for each queue.",
+    "startingTimestamp": "Begin with what was stored at or after this time or age (`-1h`); wins "
+    "over the next and over `startingOffsets`.",
     "startingOffsetsByTimestamp": "The same as JSON, for each queue.",
     "startingOffsetsByTimestampStrategy": "When a queue has nothing that young: `error` or "
-    "`latest`.",
+    "`latest`; for an age it is `latest` unless given.",
     "failOnDataLoss": "Fail when wanted offsets are not there; else warn, leave out what is gone, "
     "read a queue that was made anew from its beginning, and go on at the present end of one that "
     "ends before the wanted offset.",
@@ -86,12 +88,16 @@ _MEANING = {
     "metadata.cache.ttl.ms": "How long a route is believed; new queues show by then. -1: 30 s.",
     "commitProgress": "Report finished batches to the broker, the last one included.",
     "maxOffsetsPerTrigger": "Messages of one batch, at most; split in proportion to backlogs.",
+    "maxBytesPerTrigger": "Bytes of stored messages of one batch, about: `67108864`, `64m`. "
+    "Estimated from some messages of each queue, spread over what would be read.",
+    "minRowsPerTopic": "Messages of each topic in a limited batch, before the rest is split; equal "
+    "parts if the limit has no room for that.",
     "minOffsetsPerTrigger": "Wait for that many,",
     "maxTriggerDelay": "but no longer than this: `30s`, `15m`.",
     "drainFile": "While this file exists, no batch begins: how a runner brings a stream to rest.",
-    "endingOffsets": "Where to end, exclusive: `latest`, a time, an offset, or JSON for each "
-    "queue.",
-    "endingTimestamp": "End before what was stored at or after this time.",
+    "endingOffsets": "Where to end, exclusive: `latest`, a time, an offset, so many messages "
+    "before the end (`-1000`), or JSON for each queue.",
+    "endingTimestamp": "End before what was stored at or after this time or age.",
     "endingOffsetsByTimestamp": "The same as JSON, for each queue.",
     "queues": "Only these queues: `broker-a:0`, or plain numbers for that queue of every broker.",
     "fromOffset": "Only from this offset on, in every queue.",

@@ -470,18 +470,24 @@ def _position_in(given: str, now: float | None) -> Position | None:
     text = given.strip()
     if (word := _POSITION_WORDS.get(text.lower())) is not None:
         return word
-    if text.lower() == "now":
-        return Position(Place.TIME, _now(now))
     if text.isdecimal() and text.isascii() and not _digits(text):
         offset = int(text)
         return Position(Place.OFFSET, offset=offset) if offset <= LARGEST_LONG else None
-    try:
-        return Position(Place.TIME, _now(now) - duration_of(text.removeprefix("-")))
-    except NotAllowed:
-        pass
+    if (age := age_of(text)) is not None:
+        return Position(Place.TIME, _now(now) - age)
     try:
         return Position(Place.TIME, moment(text))
     except SettingError:
+        return None
+
+
+def age_of(text: str) -> float | None:
+    """The seconds that `now`, `-10m` or `10m` counts back; None for other texts."""
+    if text.strip().lower() == "now":
+        return 0.0
+    try:
+        return duration_of(text.strip().removeprefix("-"))
+    except NotAllowed:
         return None
 
 

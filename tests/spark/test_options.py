@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from orbitmq.spark.options import (
     AtOffset,
     AtOffsets,
     AtTimes,
+    BeforeEnd,
     Earliest,
     GroupProgress,
     Latest,
@@ -137,6 +139,47 @@ def test_a_start_can_be_said_in_many_ways(options, expected):
     assert stream_start(**options) == expected
 
 
+@pytest.mark.feature("T3")
+@pytest.mark.parametrize("age", ["-1h", "60m", "-3600s"])
+@pytest.mark.parametrize("side", ["starting", "ending"])
+@pytest.mark.parametrize("option", ["Timestamp", "Offsets"])
+def test_an_age_counts_back_from_now(side, option, age):
+    before = time.time()
+
+    found = batch_options(LEAST | {side + option: age}, {})
+
+    place = found.read.start if side == "starting" else found.end
+    assert isinstance(place, AtTimes)
+    assert place.time is not None
+    assert before - 3600 <= place.time <= time.time() - 3600
+    assert place.is_relative
+    # A quiet queue has nothing that young, which is no mistake.
+    assert place.on_no_match is OnNoMatch.LATEST
+
+
+def test_a_strategy_for_queues_without_young_messages_holds_for_ages_too():
+    strategy = {"startingOffsetsByTimestampStrategy": "error"}
+
+    found = stream_start(startingTimestamp="-1h", **strategy)
+
+    assert isinstance(found, AtTimes)
+    assert found.on_no_match is OnNoMatch.ERROR
+
+
+@pytest.mark.feature("T3")
+def test_a_negative_number_counts_back_from_the_end():
+    found = batch_options(LEAST | {"startingOffsets": "-1000", "endingOffsets": "-10"}, {})
+
+    assert (found.read.start, found.end) == (BeforeEnd(1000), BeforeEnd(10))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("64m", 64 << 20), ("2 GB", 2 << 30), ("10kb", 10240), ("7b", 7)]
+)
+def test_a_size_is_bytes_or_has_a_unit(text, size):
+    assert stream_options(LEAST | {"maxBytesPerTrigger": text}, {}).max_bytes == size
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -165,6 +208,13 @@ REFUSED: Mapping[str, tuple[dict[str, str], str]] = {
     "a bad prefix": ({"groupPrefix": "a b"}, "'groupPrefix' must be the name of a group"),
     "no time": ({"startingTimestamp": "soon"}, "'startingTimestamp' must be milliseconds"),
     "no zone": ({"startingTimestamp": "2026-11-15T08:00:00"}, "ISO time with its zone"),
+    "no age": ({"startingTimestamp": "-1 week"}, "or an age such as -1h; got '-1 week'"),
+    "the end in JSON only": ({"startingOffsets": "-1"}, "or -3 and below; got '-1'"),
+    "no size": ({"maxBytesPerTrigger": "64q"}, "must be bytes from 1 up, such as 67108864 or 64m"),
+    "more rows than a batch": (
+        {"minRowsPerTopic": "9", "maxOffsetsPerTrigger": "8"},
+        "'minRowsPerTopic' must be at most maxOffsetsPerTrigger, which is 8",
+    ),
     "no strategy": (
         {"startingOffsetsByTimestampStrategy": "guess"},
         "must be one of error, latest; got 'guess'",
@@ -288,7 +338,7 @@ def test_a_value_that_nothing_can_use_is_refused_wherever_it_is_given(wrong):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("maxBytesPerTrigger", "unknown option 'maxbytespertrigger'; did you mean maxOffsetsPerTr"),
+        ("maxBytePerTrigger", "unknown option 'maxbytepertrigger'; did you mean maxBytesPerTrig"),
         ("FAILONDATALOS", "unknown option 'failondatalos'; did you mean failOnDataLoss"),
         ("tags", "unknown option 'tags'; did you mean subExpression"),
         ("namesrvAddr", "did you mean nameServer"),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.cluster import RangeCluster
+from orbitmq.client.ranges.cluster import RangeCluster, Sample
 from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
 from orbitmq.spark.options import DataLost, batch_options
-from orbitmq.spark.plan import batch_ends, partition
+from orbitmq.spark.plan import ByteEstimate, batch_ends, between, ends_within_bytes, partition
 from orbitmq.spark.readers import RangePartition, RocketMQBatchReader
 from orbitmq.spark.source import full_schema
 from orbitmq.testing.cluster import EmbeddedCluster
@@ -116,6 +117,108 @@ def test_a_limit_is_shared_in_proportion(backlog, limit):
             assert taken[queue] == backlog[queue][1]
 
 
+BIG, SMALL = (Queue("big", "broker-a", 0), Queue("small", "broker-a", 0))
+
+
+@pytest.mark.feature("T2")
+@pytest.mark.parametrize(
+    ("limit", "least", "taken"),
+    [
+        (1000, 0, (999, 1)),
+        (1000, 100, (901, 99)),  # it has no more
+        (1000, 50, (950, 50)),
+        (100, 80, (50, 50)),  # no room for the minimum: equal parts
+        (None, 50, (100_000, 99)),
+    ],
+)
+def test_each_topic_gets_its_minimum_before_the_rest_is_divided(limit, least, taken):
+    ends = batch_ends({BIG: 0, SMALL: 0}, {BIG: 100_000, SMALL: 99}, limit, min_rows=least)
+
+    assert (ends[BIG], ends[SMALL]) == pytest.approx(taken, abs=1)
+
+
+@given(
+    big=st.integers(1, 10**9),
+    small=st.integers(1, 10**4),
+    limit=st.integers(4, 10**6),
+    least=st.integers(1, 2000),
+)
+def test_no_topic_starves_behind_a_bigger_one(big, small, limit, least):
+    backlog = {Queue("big", "broker-a", 0): big, A: small, B: small // 2}
+    start = dict.fromkeys(backlog, 7)
+
+    ends = batch_ends(
+        start, {queue: 7 + size for queue, size in backlog.items()}, limit, min_rows=least
+    )
+
+    taken = {queue: ends[queue] - 7 for queue in backlog}
+    assert all(0 <= taken[queue] <= size for queue, size in backlog.items())
+    assert sum(taken.values()) <= max(limit, 3)
+    assert taken[A] + taken[B] >= min(small + small // 2, least, limit // 2)
+
+
+@pytest.mark.feature("T2")
+@pytest.mark.parametrize(
+    ("limit", "least", "taken"),
+    [
+        (10**9, 0, (1000, 1000)),  # all fit
+        (110_000, 0, (100, 100)),  # both in proportion to their bytes
+        (1, 0, (1, 1)),  # none starves
+        (200_000, 1000, (100, 1000)),
+    ],
+)
+def test_a_batch_is_cut_to_its_bytes(limit, least, taken):
+    sizes = {BIG: 1000, SMALL: 100}
+    estimates = {
+        queue: ByteEstimate(5, 1005, [Sample(5, 0, size)]) for queue, size in sizes.items()
+    }
+
+    ends = ends_within_bytes(
+        {BIG: 5, SMALL: 5}, {BIG: 1005, SMALL: 1005}, estimates, limit, min_rows=least
+    )
+
+    assert (ends[BIG] - 5, ends[SMALL] - 5) == taken
+
+
+def test_the_commit_log_bounds_what_samples_leave_open():
+    """Ten messages: the sixth has 1,000 bytes, the others 10, and the log has no other queue."""
+    sizes = [10] * 5 + [1000] + [10] * 4
+    places = list(accumulate([0, *sizes]))
+    samples = {at: Sample(at, places[at], sizes[at]) for at in range(10)}
+    ends_only = ByteEstimate(0, 10, [samples[0], samples[9]])
+
+    assert ends_only.most == sum(sizes)
+    assert ends_only.total == 100
+    assert ends_only.doubts(8) == (2, 4, 6)
+    closer = ByteEstimate(0, 10, [samples[at] for at in (0, 2, 4, 6, 9)])
+    assert closer.doubts(8) == (5,)
+    exact = ByteEstimate(0, 10, samples.values())
+    assert (exact.total, exact.doubts(8)) == (sum(sizes), ())
+    assert [exact.rows_within(size) for size in (1, 35, 50, 1049, 1050, 9999)] == [
+        1,
+        3,
+        5,
+        5,
+        6,
+        10,
+    ]
+
+
+def test_a_range_without_samples_has_messages_of_the_usual_size():
+    unknown = ByteEstimate(100, 200, [], usual=50)
+
+    assert (unknown.rows, unknown.total, unknown.most, unknown.doubts(8)) == (100, 5000, None, ())
+    assert unknown.rows_within(1000) == 20
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "offsets"),
+    [(0, 1, ()), (0, 2, (1,)), (10, 14, (11, 12, 13)), (0, 100, (25, 50, 75))],
+)
+def test_samples_are_spread_over_the_range(low, high, offsets):
+    assert between(low, high, 3) == offsets
+
+
 @given(backlog=backlogs, limit=st.integers(1, 10**6), more=st.integers(0, 100))
 def test_batches_follow_each_other_without_gap_until_the_end(backlog, limit, more):
     position = {queue: at for queue, (at, _) in backlog.items()}
@@ -165,6 +268,23 @@ def topic(cluster, topic):
     """Four queues of ten messages."""
     fill(cluster.broker_addresses[0], topic, numbered(40, queues=4))
     return topic
+
+
+@pytest.mark.feature("T3")
+def test_a_batch_reads_a_number_of_messages_before_the_end(cluster, topic):
+    assert planned(cluster, topic, startingOffsets="-3") == dict.fromkeys(range(4), (7, 10))
+    assert planned(cluster, topic, startingOffsets="-1000", endingOffsets="-4") == dict.fromkeys(
+        range(4), (0, 6)
+    )
+    # An end before the start is an empty range.
+    assert planned(cluster, topic, startingOffsets="-3", endingOffsets="-5") == {}
+
+
+@pytest.mark.feature("T3")
+def test_a_batch_reads_what_is_not_older_than_an_age(cluster, topic):
+    assert planned(cluster, topic, startingTimestamp="-1h") == dict.fromkeys(range(4), (0, 10))
+    assert planned(cluster, topic, endingTimestamp="-1h") == {}
+    assert planned(cluster, topic, startingTimestamp="now") == {}
 
 
 def test_the_progress_of_a_group_in_a_topic_that_was_made_anew_is_a_loss(cluster, topic):

@@ -629,6 +629,77 @@ def test_a_batch_in_which_a_queue_appeared_is_repeated_with_the_same_rows(pair, 
         assert taken(stream, start, everything) == {("broker-b", 0): (0, 10)}
 
 
+# ---- relative starts and limits
+
+
+@pytest.mark.feature("T3")
+def test_a_relative_start_stays_after_a_crash(cluster, four_queues):
+    with driver(cluster, four_queues, startingOffsets="-4") as stream:
+        first = stream.initial_offset()
+        begin = as_logged(begun(stream))
+    send(cluster, four_queues, 20)
+
+    with driver(cluster, four_queues, startingOffsets="-4") as stream:
+        assert stream.initial_offset() == first
+        assert reached(begin) == at(four_queues, 6, 6, 6, 6)
+        assert taken(stream, begin, after(stream, begin))["broker-a", 3] == (6, 15)
+
+
+@pytest.mark.feature("T3")
+@pytest.mark.parametrize("later", ["-1h", "now"])  # `now` stands for a crash hours later
+def test_a_queue_whose_broker_was_away_starts_at_the_time_of_the_first_run(
+    pair, half_hidden, later
+):
+    with driver(pair, half_hidden, startingTimestamp="-1h") as stream:
+        start = as_logged(begun(stream))
+
+    with driver(pair, half_hidden, startingTimestamp=later) as stream:
+        allow(pair, half_hidden, "RW")
+        seen = as_logged(after(stream, start))
+        assert taken(stream, seen, after(stream, seen))["broker-b", 0] == (0, 10)
+
+
+def test_a_relative_start_whose_time_is_not_known_leaves_nothing_out(pair, half_hidden):
+    with driver(pair, half_hidden, startingOffsets="earliest") as stream:
+        start = as_logged(begun(stream))
+
+    with driver(pair, half_hidden, startingTimestamp="now") as stream:
+        allow(pair, half_hidden, "RW")
+        seen = as_logged(after(stream, start))
+        assert taken(stream, seen, after(stream, seen))["broker-b", 0] == (0, 10)
+
+
+@pytest.mark.feature("T2")
+def test_batches_are_limited_by_their_bytes(cluster, topic):
+    topic = f"{topic}-bytes"
+    cluster.create_topic(topic, queues=1)
+    sizes = [100] * 400 + [20_000] * 100 + [100] * 400
+    bodies = [b"x" * size for size in sizes]
+    fill(cluster.broker_addresses[0], topic, bodies)
+
+    counts = []
+    with driver(cluster, topic, startingOffsets="earliest", maxBytesPerTrigger="300k") as stream:
+        start = begun(stream)
+        while (end := after(stream, start)) != start:
+            ((first, last),) = taken(stream, start, end).values()
+            counts.append(last - first)
+            assert sum(sizes[first:last]) < 2 * 300 * 1024
+            start = end
+
+    assert sum(counts) == len(sizes)
+    assert 8 <= len(counts) <= 40
+    assert counts[0] > 100
+
+
+@pytest.mark.feature("T2")
+def test_a_run_of_one_batch_takes_all_bytes(cluster, four_queues):
+    options = {"startingOffsets": "earliest", "maxBytesPerTrigger": "1"}
+    with driver(cluster, four_queues, options=options) as stream:
+        begin = begun(stream)
+        assert taken(stream, begin, after(stream, begin)) == ranges((0, 1), (0, 1), (0, 1), (0, 1))
+        assert taken(stream, begin, after(stream, begin, once=True))["broker-a", 0] == (0, 10)
+
+
 # ---- whose checkpoint it is
 
 

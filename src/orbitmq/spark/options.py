@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from orbitmq.errors import InvalidFilter, NoRoute, OrbitError, SettingError, ins
 from orbitmq.filter import SQL92, UnknownFilterType, compile_filter
 from orbitmq.filter.tags import parse_tags
 from orbitmq.names import TOOLS_GROUP, check_group, check_topic
-from orbitmq.parsing import NotAllowed, duration_of, instant_of, position, whole_of
+from orbitmq.parsing import NotAllowed, age_of, duration_of, instant_of, position, whole_of
 from orbitmq.spark.internals import WorkerFailed
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,19 @@ def _whole(least: int) -> Reader:
     return lambda option, text: _converted(option, text, lambda given: whole_of(given, least=least))
 
 
+#: Spark's units of sizes.
+_SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def _bytes(option: str, text: str) -> int:
+    """A number of bytes like `67108864` or `64m`."""
+    found = re.fullmatch(r"([0-9]{1,12})\s*([kmgt]?)b?", text.lower())
+    size = 0 if found is None else int(found[1]) * _SIZES[found[2]]
+    if size < 1:
+        raise OptionRefused(option, text, "bytes from 1 up, such as 67108864 or 64m")
+    return size
+
+
 def _milliseconds(option: str, text: str) -> float:
     """A number of milliseconds, in seconds."""
     return float(_whole(1)(option, text) / 1000)
@@ -105,9 +119,21 @@ def _duration(option: str, text: str) -> float:
     return _converted(option, text, duration_of)
 
 
-def _instant(option: str, text: str) -> float:
-    """An instant in seconds since the epoch."""
-    return _converted(option, text, instant_of)
+class GivenTime(NamedTuple):
+    """A time of an option, in seconds since the epoch."""
+
+    time: float
+    #: Whether the option counts back from the start of the query.
+    is_relative: bool
+
+
+def _instant(option: str, text: str) -> GivenTime:
+    if (age := age_of(text)) is not None:
+        return GivenTime(max(0.0, time.time() - age), is_relative=True)
+    try:
+        return GivenTime(instant_of(text), is_relative=False)
+    except NotAllowed as error:
+        raise OptionRefused(option, text, f"{error.allowed}, or an age such as -1h") from None
 
 
 def _names(_option: str, text: str) -> tuple[str, ...]:
@@ -217,6 +243,13 @@ class AtOffset:
 
 
 @dataclass(frozen=True, slots=True)
+class BeforeEnd:
+    """So many messages before the end of each queue, or its start."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class AtTimes:
     """The first message stored at a time (seconds since the epoch) or later."""
 
@@ -224,10 +257,14 @@ class AtTimes:
     on_no_match: OnNoMatch
     #: For queues that are not in `times`.
     time: float | None = None
+    #: Whether `time` was counted back from the start of the process, and differs in the next.
+    is_relative: bool = False
     times: Mapping[Queue, float] = field(default_factory=dict)
 
 
-OffsetSpec: TypeAlias = Earliest | Latest | GroupProgress | AtOffset | AtOffsets | AtTimes
+OffsetSpec: TypeAlias = (
+    Earliest | Latest | GroupProgress | AtOffset | BeforeEnd | AtOffsets | AtTimes
+)
 
 
 def _place(least: int, **words: OffsetSpec) -> Reader:
@@ -238,21 +275,34 @@ def _place(least: int, **words: OffsetSpec) -> Reader:
             return words[text.lower()]
         if text.startswith("{"):
             return AtOffsets(_offsets(option, text, least), option)
+        if _COUNT_BACK.fullmatch(text):
+            if text in ("-1", "-2"):
+                # In JSON these are the end and the start.
+                raise OptionRefused(option, text, f"{', '.join(words)}, or -3 and below")
+            return BeforeEnd(-int(text))
         try:
             found = position(text, option)
         except SettingError:
             found = None
         if found is not None and found.time is not None:
-            return AtTimes(option, OnNoMatch.LATEST, found.time)
+            is_relative = age_of(text) is not None
+            return AtTimes(option, OnNoMatch.LATEST, max(0.0, found.time), is_relative)
         if found is not None and found.offset is not None:
             return AtOffset(found.offset)
         if found is not None and found.place.value in words:
             return words[found.place.value]
         named = ", ".join(words)
-        allowed = f"{named}, a time such as 2026-11-18T09:00 or -10m, an offset, or JSON"
+        allowed = (
+            f"{named}, a time such as 2026-11-18T09:00 or -10m, an offset, so many messages before "
+            "the end such as -1000, or JSON"
+        )
         raise OptionRefused(option, text, allowed)
 
     return read
+
+
+#: Fewer digits than the largest offset has.
+_COUNT_BACK: Final = re.compile(r"-[0-9]{1,18}")
 
 
 def _offsets(option: str, text: str, least: int) -> dict[Queue, int]:
@@ -357,6 +407,8 @@ READ_OPTIONS: Final[Mapping[str, Option]] = {
 STREAM_OPTIONS: Final[Mapping[str, Option]] = {
     "commitProgress": Option(_flag),
     "maxOffsetsPerTrigger": Option(_whole(1)),
+    "maxBytesPerTrigger": Option(_bytes),
+    "minRowsPerTopic": Option(_whole(1)),
     "minOffsetsPerTrigger": Option(_whole(1)),
     "maxTriggerDelay": Option(_duration, 900.0),
     "drainFile": Option(),
@@ -420,6 +472,7 @@ def _checked(options: Mapping[str, str], known: Mapping[str, Option]) -> OptionT
     _range_filter(texts)
     _check_order(texts, "fromOffset", "toOffset")
     _check_order(texts, "minOffsetsPerTrigger", "maxOffsetsPerTrigger")
+    _check_order(texts, "minRowsPerTopic", "maxOffsetsPerTrigger")
     for option in given_here:
         if option in known:
             continue
@@ -502,6 +555,10 @@ class StreamOptions:
     read: ReadOptions
     commit_progress: bool
     max_offsets: int | None
+    #: Of stored messages in a batch, as estimated.
+    max_bytes: int | None
+    #: Messages of each topic in a limited batch, before the rest is divided.
+    min_rows: int
     min_offsets: int | None
     max_delay: float
     #: While this file exists no batch starts, so that a runner can stop the stream.
@@ -568,6 +625,8 @@ def stream_options(
         read=read,
         commit_progress=read.has_own_group if commit is None else commit,
         max_offsets=texts.value("maxOffsetsPerTrigger"),
+        max_bytes=texts.value("maxBytesPerTrigger"),
+        min_rows=texts.value("minRowsPerTopic") or 0,
         min_offsets=texts.value("minOffsetsPerTrigger"),
         max_delay=texts.value("maxTriggerDelay"),
         drain_file=None if drain_file is None else Path(drain_file),
@@ -623,9 +682,13 @@ def _chosen_place(
     texts: OptionTexts, side: str, on_no_match: OnNoMatch, default: OffsetSpec
 ) -> OffsetSpec:
     """The start or end: a time for all queues wins over times, and these over offsets."""
-    time, times = texts.value(f"{side}Timestamp"), texts.value(f"{side}OffsetsByTimestamp")
-    if time is not None:
-        return AtTimes(f"{side}Timestamp", on_no_match, time=time)
+    given: GivenTime | None = texts.value(f"{side}Timestamp")
+    times = texts.value(f"{side}OffsetsByTimestamp")
+    if given is not None:
+        if given.is_relative and texts.get("startingOffsetsByTimestampStrategy") is None:
+            # Within the last hour, a queue may well have nothing.
+            on_no_match = OnNoMatch.LATEST
+        return AtTimes(f"{side}Timestamp", on_no_match, given.time, given.is_relative)
     if times is not None:
         return AtTimes(f"{side}OffsetsByTimestamp", on_no_match, times=times)
     found: OffsetSpec | None = texts.value(f"{side}Offsets")
@@ -800,19 +863,35 @@ def to_json(
     marks: Mapping[Queue, Mark] | None = None,
     begins: Positions | None = None,
     again: Positions | None = None,
+    since_ms: int | None = None,
 ) -> Json:
-    """Positions and notes as Spark logs them."""
+    """Positions and notes as Spark logs them.
+
+    `since_ms` is the time at which a stream with a relative start began.
+    """
     return _noted(
         _by_topic(positions),
         marks=_by_topic(marks or {}),
         begins=_by_topic(begins or {}),
         again=_by_topic(again or {}),
+        since=since_ms,
     )
 
 
-def starts_here(positions: Positions, *, marks: Mapping[Queue, Mark] | None = None) -> Json:
+def starts_here(
+    positions: Positions,
+    *,
+    marks: Mapping[Queue, Mark] | None = None,
+    since_ms: int | None = None,
+) -> Json:
     """The end of a first batch that takes nothing: the stream starts there."""
-    return _noted(_by_topic(positions), marks=_by_topic(marks or {}), begins=_HERE)
+    return _noted(_by_topic(positions), marks=_by_topic(marks or {}), begins=_HERE, since=since_ms)
+
+
+def since_in(offset: Json) -> int | None:
+    """The time in ms at which the stream with this offset began, if the offset has it."""
+    since = _note(offset).get("since")
+    return since if isinstance(since, int) else None
 
 
 def stream_start(end: Json) -> dict[Queue, int] | None:
@@ -874,7 +953,7 @@ def _by_topic(values: Mapping[Queue, Any]) -> Json:
     return found
 
 
-def _noted(positions: Json, **notes: Json | str) -> Json:
+def _noted(positions: Json, **notes: Json | str | int | None) -> Json:
     note = {name: value for name, value in notes.items() if value}
     return positions | {json.dumps(note, separators=(",", ":")): {}} if note else positions
 

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
-from orbitmq.client.ranges.cluster import Bounds, RangeCluster, TopicQueues
+from orbitmq.client.ranges.cluster import Bounds, RangeCluster, Sample, TopicQueues
 from orbitmq.client.ranges.connections import OffsetsGone, QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
@@ -24,6 +24,7 @@ from orbitmq.spark.options import (
     AtOffset,
     AtOffsets,
     AtTimes,
+    BeforeEnd,
     DataLost,
     Earliest,
     GroupProgress,
@@ -36,6 +37,8 @@ from orbitmq.spark.options import (
     Subscription,
     some_of,
 )
+
+K = TypeVar("K", Queue, str)
 
 #: Queues with fewer messages share a task: starting one takes 40 ms, the time to read this many.
 SMALL: Final = 16_384
@@ -77,12 +80,15 @@ def cut(whole: QueueRange, count: int) -> list[QueueRange]:
     return [QueueRange(whole.queue, start, end) for start, end in pairwise(bounds)]
 
 
-def batch_ends(start: Positions, available: Positions, limit: int | None) -> dict[Queue, int]:
+def batch_ends(
+    start: Positions, available: Positions, limit: int | None, *, min_rows: int = 0
+) -> dict[Queue, int]:
     """The end of a batch of at most `limit` messages, by queue.
 
-    A queue gets a share in proportion to its backlog, and at least one message, so that none
-    starves; with more queues than `limit` this exceeds the limit. A queue that ends before its
-    start stays there: `clamp_to_bounds` decides whether data is lost.
+    Each topic gets `min_rows`, or an equal part of the limit if that is less; of the rest a queue
+    gets a share in proportion to its backlog. It gets at least one message, so that none starves;
+    with more queues than `limit` this exceeds the limit. A queue that ends before its start stays
+    there: `clamp_to_bounds` decides whether data is lost.
     """
     ends = dict(start)
     backlog = {
@@ -90,13 +96,120 @@ def batch_ends(start: Positions, available: Positions, limit: int | None) -> dic
         for queue, end in available.items()
         if end > start.get(queue, end)
     }
-    total = sum(backlog.values())
     shares: Mapping[Queue, int] = backlog
-    if limit is not None and total > limit:
-        shares = _shares(backlog, total, limit)
+    if limit is not None and sum(backlog.values()) > limit:
+        least = dict.fromkeys((queue.topic for queue in backlog), min_rows)
+        shares = _fair_shares(backlog, limit, least)
     for queue, end in available.items():
         ends[queue] = start.get(queue, end) + shares.get(queue, 0)
     return ends
+
+
+class ByteEstimate:
+    """The bytes of a range of a queue, estimated from samples of its messages.
+
+    Between two samples the messages have their average size, but never more bytes than lie between
+    the two in the commit log, which other queues share.
+    """
+
+    def __init__(self, start: int, end: int, samples: Iterable[Sample], *, usual: int = 1) -> None:
+        """`usual` is the size of a message if there are no samples."""
+        self._start = start
+        self._samples = sorted(each for each in samples if start <= each.offset < end)
+        known = self._samples
+        first = known[0].offset if known else end
+        #: The rows and bytes of each part of the range.
+        self._parts = [(first - start, (first - start) * (known[0].size if known else usual))]
+        for one, other in pairwise(known):
+            self._parts.append((other.offset - one.offset, _bytes_between(one, other)))
+        if known:
+            rest = end - known[-1].offset
+            self._parts.append((rest, rest * known[-1].size))
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for rows, _ in self._parts)
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self._parts)
+
+    @property
+    def most(self) -> int | None:
+        """The bytes that the range has at most, if the first and the last message are known."""
+        first, last = (self._samples[0], self._samples[-1]) if self._samples else (None, None)
+        if first is None or last is None or first.offset != self._start:
+            return None
+        if last.offset != self._start + self.rows - 1 or last.place < first.place:
+            return None
+        return last.place + last.size - first.place
+
+    def rows_within(self, limit: int) -> int:
+        """How many messages from the start on have about `limit` bytes; at least one."""
+        found = 0
+        for rows, size in self._parts:
+            if size > limit:
+                return max(1, found + rows * limit // size)
+            found += rows
+            limit -= size
+        return max(1, found)
+
+    def doubts(self, most: int) -> tuple[int, ...]:
+        """Offsets where samples would tell most: other sizes may hide between these two."""
+        pairs = [
+            (other.place - one.place - _bytes_between(one, other), one.offset, other.offset)
+            for one, other in pairwise(self._samples)
+            if other.place - one.place > 2 * _bytes_between(one, other)
+        ]
+        wide = sorted(pairs, reverse=True)[: max(1, most // _INSIDE)]
+        return tuple(at for _, low, high in wide for at in between(low, high, _INSIDE))
+
+
+#: Samples between two that leave a doubt.
+_INSIDE: Final = 3
+
+
+def between(low: int, high: int, count: int) -> tuple[int, ...]:
+    """At most `count` offsets between two others, evenly distributed."""
+    count = min(count, high - low - 1)
+    return tuple(low + (high - low) * each // (count + 1) for each in range(1, count + 1))
+
+
+def _bytes_between(one: Sample, other: Sample) -> int:
+    guess = one.size + (other.offset - one.offset - 1) * (one.size + other.size) // 2
+    most = other.place - one.place
+    # Less after the log moved to another broker.
+    return min(guess, most) if most > 0 else guess
+
+
+def ends_within_bytes(
+    start: Positions,
+    ends: Positions,
+    estimates: Mapping[Queue, ByteEstimate],
+    limit: int,
+    *,
+    min_rows: int = 0,
+) -> dict[Queue, int]:
+    """The ends of a batch, cut so that its messages have about `limit` bytes.
+
+    There is an estimate for each queue with messages. The rest is as in `batch_ends`.
+    """
+    backlog = {queue: max(1, each.total) for queue, each in estimates.items()}
+    if sum(backlog.values()) <= limit:
+        return dict(ends)
+    least: dict[str, int] = {}
+    if min_rows:
+        for topic in {queue.topic for queue in backlog}:
+            own = [queue for queue in backlog if queue.topic == topic]
+            count = sum(estimates[queue].rows for queue in own)
+            least[topic] = min(min_rows, count) * sum(backlog[queue] for queue in own) // count
+    shares = _fair_shares(backlog, limit, least)
+    return {
+        queue: start[queue] + estimates[queue].rows_within(shares[queue])
+        if queue in shares
+        else end
+        for queue, end in ends.items()
+    }
 
 
 class TriggerGate:
@@ -164,8 +277,32 @@ def _packed(
     return packs
 
 
-def _shares(backlog: Mapping[Queue, int], total: int, limit: int) -> dict[Queue, int]:
+def _fair_shares(
+    backlog: Mapping[Queue, int], limit: int, least: Mapping[str, int]
+) -> dict[Queue, int]:
+    """Shares of `limit`: the least of each topic first, the rest in proportion."""
+    topics: dict[str, int] = {}
+    for queue, size in backlog.items():
+        topics[queue.topic] = topics.get(queue.topic, 0) + size
+    most = limit // len(topics)
+    first = {topic: min(least.get(topic, 0), size, most) for topic, size in topics.items()}
+    if not any(first.values()):
+        return _shares(backlog, limit)
+    rest = {topic: size - first[topic] for topic, size in topics.items() if size > first[topic]}
+    spare = limit - sum(first.values())
+    more = _shares(rest, spare) if spare >= len(rest) else {}
+    found: dict[Queue, int] = {}
+    for topic, share in first.items():
+        own = {queue: size for queue, size in backlog.items() if queue.topic == topic}
+        found |= _shares(own, share + more.get(topic, 0))
+    return found
+
+
+def _shares(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
     """Shares of `limit` in proportion to the backlog, at least one each."""
+    total = sum(backlog.values())
+    if total <= limit:
+        return dict(backlog)
     shares = {queue: max(1, size * limit // total) for queue, size in backlog.items()}
     left = limit - sum(shares.values())
     # The remainder goes to those that rounding cost most; not to those raised to one.
@@ -245,6 +382,9 @@ def resolve(
         case AtOffset(offset):
             bounds = cluster.bounds(queues).or_raise()
             return {queue: min(max(offset, at.low), at.high) for queue, at in bounds.items()}
+        case BeforeEnd(count):
+            ends, bounds = _ends(queues, cluster, seen), cluster.bounds(queues).or_raise()
+            return {queue: max(bounds[queue].low, at - count) for queue, at in ends.items()}
         case AtOffsets(offsets, option):
             return _at_offsets(offsets, option, queues, cluster, seen)
         case AtTimes():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from orbitmq.client.ranges.cluster import (
@@ -21,6 +21,7 @@ from orbitmq.client.ranges.cluster import (
     CommitResult,
     QueueResults,
     RangeCluster,
+    Sample,
     TopicQueues,
 )
 from orbitmq.client.ranges.connections import QueueRange
@@ -47,16 +48,20 @@ from orbitmq.spark.options import (
     marks_in,
     new_queue_starts,
     reread_from,
+    since_in,
     starting,
     starts_here,
     stream_start,
     to_json,
 )
 from orbitmq.spark.plan import (
+    ByteEstimate,
     TriggerGate,
     available,
     batch_ends,
+    between,
     clamp_to_bounds,
+    ends_within_bytes,
     partition,
     resolve,
     subscribed_queues,
@@ -73,6 +78,10 @@ _CHECK_COMMITS: Final = 30.0
 _CHECK_MARKS: Final = 30.0
 #: Seconds between two checks for other members of the group.
 _CHECK_MEMBERS: Final = 30.0
+#: Messages of a queue that are looked at, to know the bytes of a batch.
+_SAMPLES: Final = 8
+#: How often as many more are, where other sizes may hide.
+_CLOSER_LOOKS: Final = 2
 
 
 class StreamDriver:
@@ -99,6 +108,14 @@ class StreamDriver:
             clock,
         )
         self._late = NewQueues(read.start, self.cluster, clock)
+        start = read.start
+        self._since_ms = (
+            int(start.time * 1000)
+            if isinstance(start, AtTimes) and start.is_relative and start.time is not None
+            else None
+        )
+        #: The last known average size of a queue's messages.
+        self._sizes: dict[Queue, int] = {}
         self._gate = TriggerGate(options.min_offsets, options.max_delay)
         self._initial: Json | None = None
         self._resolved: dict[Queue, int] | None = None
@@ -159,7 +176,8 @@ class StreamDriver:
         )
         self._check_brokers(positions)
         late = {q: each for q, each in bounds.items() if q not in found and self._is_taken(q)}
-        begins = self._late.begins(late)
+        since = since_in(start)
+        begins = self._late.begins(late, since)
         ends = self._ends(found, bounds, limit, take_all=take_all) | {
             queue: max(at, late[queue].high) if take_all else at for queue, at in begins.items()
         }
@@ -179,7 +197,7 @@ class StreamDriver:
             wanted |= self._same
         fresh = self._marked({queue: ends[queue] for queue in wanted if queue in ends})
         marks = {queue: mark for queue, mark in (kept | fresh).items() if queue in ends}
-        return to_json(ends, marks=marks, begins=begins, again=again)
+        return to_json(ends, marks=marks, begins=begins, again=again, since_ms=since)
 
     def latest_known(self) -> Json | None:
         """The known ends of queues, for the lag; asks no broker."""
@@ -189,7 +207,8 @@ class StreamDriver:
     def ends(self) -> Json:
         """The present ends of all queues, for a batch with an unknown start; raises if one fails.
 
-        If it is the first batch, the stream starts where the options say now.
+        If it is the first batch, the stream starts where the options say now. If it is not, a
+        relative start was another time, so the end does not say one.
         """
         ends = self.cluster.ends(self._bounds_cache.queues).or_raise()
         marks = self._marked(ends)
@@ -281,15 +300,16 @@ class StreamDriver:
         # A stream that starts at the end takes nothing, even if messages have arrived since.
         if isinstance(read.start, Latest):
             return starts_here(begin, marks=self._marked(begin))
+        since = self._since_ms
         bounds = self._bounds(fresh=True, take_all=take_all)
         found = begin
         if isinstance(read.start, AtOffsets | GroupProgress):
             # Other starts mean existing offsets.
             found = clamp_to_bounds(begin, bounds, fail=read.fail_on_data_loss)
         if not take_all:
-            return starts_here(found, marks=self._marked(found))
+            return starts_here(found, marks=self._marked(found), since_ms=since)
         ends = {queue: max(at, bounds[queue].high) for queue, at in found.items()}
-        return to_json(ends, marks=self._marked(ends), begins=found)
+        return to_json(ends, marks=self._marked(ends), begins=found, since_ms=since)
 
     def _ends(
         self,
@@ -308,7 +328,42 @@ class StreamDriver:
         is_open = take_all or self._target is not None
         if not is_open and not self._gate.opens(waiting, self._monotonic()):
             return positions
-        return batch_ends(positions, highs, limit)
+        options = self._options
+        ends = batch_ends(positions, highs, limit, min_rows=options.min_rows)
+        if options.max_bytes is None or take_all:
+            return ends
+        # The part that is left is sampled more closely.
+        cut = self._within_bytes(positions, ends, options.max_bytes)
+        return cut if cut == ends else self._within_bytes(positions, cut, options.max_bytes)
+
+    def _within_bytes(
+        self, positions: dict[Queue, int], ends: dict[Queue, int], limit: int
+    ) -> dict[Queue, int]:
+        """The ends of a batch of about `limit` bytes, by samples of its messages."""
+        spans = {q: (positions[q], end) for q, end in ends.items() if end > positions.get(q, end)}
+        found: dict[Queue, list[Sample]] = {queue: [] for queue in spans}
+
+        def look(offsets: Mapping[Queue, Iterable[int]]) -> dict[Queue, ByteEstimate]:
+            for queue, samples in self.cluster.samples(offsets).values.items():
+                found[queue] += samples
+                if samples:
+                    self._sizes[queue] = sum(each.size for each in samples) // len(samples)
+            # For a queue whose broker does not answer.
+            usual = max((self._sizes[queue] for queue in spans if queue in self._sizes), default=1)
+            return {
+                queue: ByteEstimate(*span, found[queue], usual=self._sizes.get(queue, usual))
+                for queue, span in spans.items()
+            }
+
+        estimates = look({queue: {low, high - 1} for queue, (low, high) in spans.items()})
+        most = [each.most for each in estimates.values()]
+        if sum(each or 0 for each in most) <= limit and None not in most:
+            return ends
+        estimates = look({q: between(low, high - 1, _SAMPLES) for q, (low, high) in spans.items()})
+        for _ in range(_CLOSER_LOOKS):
+            doubts = {queue: each.doubts(_SAMPLES) for queue, each in estimates.items()}
+            estimates = look({queue: offsets for queue, offsets in doubts.items() if offsets})
+        return ends_within_bytes(positions, ends, estimates, limit, min_rows=self._options.min_rows)
 
     def _is_draining(self) -> bool:
         """Whether the stream should start no further batch, so that it can be stopped.
@@ -705,7 +760,9 @@ class NewQueues:
 
     They are new, or their broker was away. A stream that started at a time or at the group's offset
     starts them there as well, otherwise at their first message. For a stream that started at the
-    end this may bring older messages; the present end could leave out new ones, which is worse.
+    end this may bring older messages; the present end could leave out new ones, which is worse. A
+    relative time is the one of the first run, which the offsets have; without it, as in those of
+    PySpark 4.1 after a restart, all messages are read.
     """
 
     def __init__(self, place: OffsetSpec, cluster: RangeCluster, clock: Clock) -> None:
@@ -715,10 +772,15 @@ class NewQueues:
         self._not_before = float("-inf")
         self._unanswered: frozenset[Queue] = frozenset()
 
-    def begins(self, bounds: Mapping[Queue, Bounds]) -> dict[Queue, int]:
-        """The starts of queues with these bounds, without those whose brokers do not answer."""
+    def begins(self, bounds: Mapping[Queue, Bounds], since_ms: int | None) -> dict[Queue, int]:
+        """The starts of queues with these bounds, without those whose brokers do not answer.
+
+        A stream with a relative start began at `since_ms`.
+        """
         match self._place:
-            case AtTimes() as place if bounds:
+            case AtTimes(is_relative=True) as place if bounds and since_ms is not None:
+                return self._at_times(replace(place, time=since_ms / 1000), bounds)
+            case AtTimes(is_relative=False) as place if bounds:
                 return self._at_times(place, bounds)
             case GroupProgress() if bounds:
                 return self._at_progress(bounds)

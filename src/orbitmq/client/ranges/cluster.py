@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from orbitmq import __version__
 from orbitmq.client.consumer.members import GroupMembers
@@ -98,6 +98,14 @@ class Bounds:
 
     low: int
     high: int
+
+
+class Sample(NamedTuple):
+    """A message of a queue."""
+
+    offset: int
+    place: int  #: its offset in the commit log of its broker
+    size: int
 
 
 class RangeCluster(Life):
@@ -220,6 +228,23 @@ class RangeCluster(Life):
         async def ask(engine: Engine, queue: Queue) -> int | None:
             found = await message_at(engine, self._group, queue, offsets[queue])
             return None if found is None else found.store_ms
+
+        return self._of_all(offsets, ask, patient=False)
+
+    def samples(self, offsets: Mapping[Queue, Iterable[int]]) -> QueueResults[list[Sample]]:
+        """The messages at these offsets, without those that are gone.
+
+        Each is pulled on its own, without retries.
+        """
+
+        async def ask(engine: Engine, queue: Queue) -> list[Sample]:
+            pulls = [message_at(engine, self._group, queue, at) for at in offsets[queue]]
+            found = await asyncio.gather(*pulls)
+            return [
+                Sample(each.queue_offset, each.physical_offset, each.size)
+                for each in found
+                if each is not None
+            ]
 
         return self._of_all(offsets, ask, patient=False)
 
