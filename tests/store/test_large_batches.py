@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from tests.support.store import (
     HandClock,
     QuickFiles,
     bodies,
+    messages_of,
     put,
     with_policy,
 )
@@ -259,3 +262,49 @@ def test_recovery_finds_a_batch_and_derives_the_same_entries(open_store):
 
     assert not again.recovery.was_clean
     assert again.queue_entries("T", 0, 0, 201) == before
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from orbitmq.message.batchrecords import batch_columns
+from orbitmq.message.stored import encode_batch
+from orbitmq.store.store import Store
+from tests.support.store import BORN_HOST
+from tests.store.test_large_batches import ROOMY
+
+store = Store(Path(sys.argv[1]), ROOMY)
+for first in range(0, 1_000_000, 256):
+    batch = encode_batch((b"%d" % n, 0, b"TAGS\\x01A\\x02") for n in range(first, first + 256))
+    store.append_batch("T", 0, batch_columns(batch), 5, BORN_HOST)
+    store.write()
+    print(first + 256, flush=True)
+"""
+
+
+def test_a_kill_in_the_middle_of_batches_loses_no_written_one(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "store")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as writer:
+        assert writer.stdout is not None
+        for _ in range(40):
+            written = int(writer.stdout.readline())
+        writer.kill()
+        written = max([written, *(int(line) for line in writer.stdout if line.endswith("\n"))])
+
+    store = Store(tmp_path / "store", ROOMY, background=False)
+    try:
+        found: list[bytes] = []
+        while len(found) < store.max_offset("T", 0):
+            found += [each.body for each in messages_of(store.read("T", 0, len(found), 1000))]
+        entries = store.queue_entries("T", 0, 0, len(found)) or []
+    finally:
+        store.close()
+
+    assert not store.recovery.was_clean
+    assert len(found) >= written >= 40 * 256
+    assert found == [b"%d" % number for number in range(len(found))]
+    assert {code for _, _, code in entries} == {ord("A")}
