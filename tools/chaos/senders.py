@@ -33,7 +33,7 @@ def produce(worker: Worker) -> None:
         while not worker.ended.is_set() and sequence != (options.count or -1):
             if options.is_keyed:
                 value = Value(options.name, sequence, f"{options.name}-{sequence % options.keys}")
-                _send(worker, producer, value, worker.acked, key=value.key)
+                _send(worker, producer, value, worker.acked, ordering_key=value.key)
             else:
                 value = Value(options.name, sequence, str(sequence))
                 _send(worker, producer, value, worker.acked)
