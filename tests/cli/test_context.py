@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
+pytestmark = pytest.mark.feature("W4")
+
 
 @pytest.fixture
 def home(tmp_path):

@@ -22,6 +22,8 @@ from tests.console.conftest import QUEUE, die
 from tests.support.client import quick_settings
 from tests.support.consoles import console_of
 
+pytestmark = pytest.mark.feature("W5")
+
 # There are no types of it.
 descriptor_pb2 = import_module("google.protobuf.descriptor_pb2")
 wrappers_pb2 = import_module("google.protobuf.wrappers_pb2")

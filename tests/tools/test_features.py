@@ -226,12 +226,11 @@ def test_dies(): os._exit(1)
     assert not (project / "build" / "features.json").exists()
 
 
-def test_the_projects_own_page_has_its_153_rows():
+def test_the_projects_own_page_keeps_the_rows_it_was_begun_with():
     rows = read_rows(ROOT / "docs" / "features.md")
 
     letters = Counter(row_id[0] for row_id in rows)
 
-    assert "".join(letters) == "ABCDEFGHIJKLMNOP"
+    assert "".join(letters).startswith("ABCDEFGHI")
     assert [letters[letter] for letter in "ABCDEFGHI"] == [19, 16, 4, 14, 11, 11, 12, 6, 8]
     assert [letters[letter] for letter in "JKLMNOP"] == [7, 8, 7, 14, 4, 4, 8]
-    assert len(rows) == 101 + 52
