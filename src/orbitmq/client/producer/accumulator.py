@@ -55,6 +55,11 @@ class Lane:
         self.waiting: deque[Sending] = deque()
         self.round: Round | None = None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes nothing until the next answer."""
+        return self.round is not None
+
 
 class Pool:
     """The messages of one topic that may go to any queue, in their order."""
@@ -155,7 +160,7 @@ class Accumulator:
             self._watch(deadline)
         if self._burst is not None:
             self._burst[place] = None
-        else:
+        elif not place.is_full:
             self._push(place)
         return True
 
