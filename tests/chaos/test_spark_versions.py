@@ -23,7 +23,7 @@ from tests.support.filling import fill, numbered
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "build" / "spark-versions"
 #: The last release of each line that was seen; `~=` takes later ones.
-VERSIONS = ("4.0.3", "4.1.4", "4.2.1", "4.3.0")
+VERSIONS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
 NEEDED = ("pandas>=2.2,<3", "numpy>=1.26", "pyarrow>=15", "msgspec>=0.19", "lark>=1.2")
 INSTALL_DEADLINE = 900
 RUN_DEADLINE = 600
@@ -78,10 +78,13 @@ def run_with(python: Path, *words: str) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.parametrize("kind", ["classic", "connect"])
+@pytest.mark.parametrize("kind", ["classic", "connect", "plain"])
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.feature("M14")
-def test_everything_works_with_this_version(version, kind, tmp_path):
+@pytest.mark.feature("M20")
+def test_everything_works_with_this_version(version, kind, tmp_path, monkeypatch):
+    """`plain`: as a version that OrbitMQ does not know."""
+    monkeypatch.setenv("ORBITMQ_SPARK_PLAIN", str(kind == "plain").lower())
     has_it = version == installed()
     python = Path(sys.executable) if has_it else python_with(version)
 
@@ -106,6 +109,7 @@ def check(cluster: EmbeddedCluster, python: Path, version: str, kind: str, folde
     said = run_with(python, cluster.name_server, str(folder), kind)
 
     assert said["version"] == version
+    assert said["is_known"] == (kind != "plain")
     assert ("connect" in said["kind"]) == (kind == "connect")
     assert (said["rows"], said["narrow"], said["columns"]) == (500, 500, ["queueId"])
     for topic in ("copies", "streamed"):

@@ -124,6 +124,28 @@ def test_what_cannot_be_started_even_once_is_a_mistake_and_not_tried_again(tmp_p
     assert staged.made == 1
 
 
+SLOW_START = "org.apache.spark.SparkException: Python worker failed to connect back."
+
+
+@pytest.mark.parametrize("restarts", [0, 5])
+def test_a_python_process_that_starts_too_slowly_is_no_mistake(tmp_path, restarts):
+    outcomes = [RuntimeError(SLOW_START), StreamingQuery(failure=SLOW_START), StreamingQuery()]
+    staged = Staged(tmp_path, outcomes, RestartPolicy(restarts=restarts, first_pause=0.001))
+
+    report = staged.run()
+
+    assert (report.end, report.restarts) == (End.FINISHED, 2)
+    assert [each.problem for each in staged.restarts] == [SLOW_START] * 2
+
+
+def test_a_python_process_that_never_starts_ends_the_pipeline(tmp_path):
+    staged = Staged(tmp_path, [RuntimeError(SLOW_START)] * 9, RestartPolicy(restarts=0))
+
+    with pytest.raises(PipelineBroken, match=r"after 3 restart.*failed to connect back"):
+        staged.run()
+    assert staged.made == 4
+
+
 def test_failures_long_ago_count_no_more(tmp_path):
     clock = HandClock()
 

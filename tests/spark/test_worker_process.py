@@ -76,34 +76,32 @@ def test_local_sessions_alone_have_the_quiet_daemon(master, is_local):
     assert chosen["spark.python.unix.domain.socket.enabled"] == "true"
 
 
-class _Ended(BaseException):
-    """Stands for the end of a process."""
-
-
+@pytest.mark.feature("M20")
 @pytest.mark.parametrize(
-    ("program", "is_ours", "error", "comes"),
+    ("program", "version", "is_ours", "error", "is_quiet"),
     [
         # PySpark reads or writes, and Java has closed the connection.
-        (internals.STREAM_RUNNER, False, SystemExit(0), _Ended),
-        (internals.STREAM_RUNNER, False, EOFError(), _Ended),
-        (internals.STREAM_RUNNER, False, BrokenPipeError(), _Ended),
-        (internals.STREAM_RUNNER, False, ConnectionResetError(), _Ended),
-        (internals.STREAM_RUNNER, True, SystemExit(0), _Ended),  # by a signal, whatever runs then
+        (internals.STREAM_RUNNER, "4.3.0", False, SystemExit(0), True),
+        (internals.STREAM_RUNNER, "4.3.0", False, EOFError(), True),
+        (internals.STREAM_RUNNER, "4.3.0", False, BrokenPipeError(), True),
+        (internals.STREAM_RUNNER, "4.0.5", False, ConnectionResetError(), True),
+        (internals.STREAM_RUNNER, "4.3.0", True, SystemExit(0), True),  # by a signal
         # Errors of brokers are reported to Java.
-        (internals.STREAM_RUNNER, False, SourceError("wrong"), SourceError),
-        (internals.STREAM_RUNNER, True, BrokenPipeError(), internals.WorkerFailed),
-        (internals.STREAM_RUNNER, True, EOFError(), internals.WorkerFailed),
-        ("pytest", False, SystemExit(0), SystemExit),
+        (internals.STREAM_RUNNER, "4.3.0", False, SourceError("wrong"), False),
+        (internals.STREAM_RUNNER, "4.3.0", True, BrokenPipeError(), False),
+        (internals.STREAM_RUNNER, "4.3.0", True, EOFError(), False),
+        # What is not known is left as it is.
+        (internals.STREAM_RUNNER, "9.9.0", False, BrokenPipeError(), False),
+        ("pytest", "4.3.0", False, SystemExit(0), False),
     ],
 )
-def test_the_process_of_a_query_ends_when_java_has_hung_up(
-    monkeypatch, runs_as, program, is_ours, error, comes
+def test_the_process_of_a_query_ends_quietly_when_java_has_hung_up(
+    monkeypatch, capsys, runs_as, program, version, is_ours, error, is_quiet
 ):
-    def leave(code):
-        assert code == 0
-        raise _Ended
-
-    monkeypatch.setattr(os, "_exit", leave)
+    for hook in ("excepthook", "unraisablehook"):
+        monkeypatch.setattr(sys, hook, getattr(sys, f"__{hook}__"))  # restored afterwards
+    monkeypatch.setattr(pyspark, "__version__", version)
+    internals.pyspark_features.cache_clear()
     runs_as(program)
     options = stream_options({"nameServer": "localhost:9876", "subscribe": "orders"}, {})
     reader = stream_reader(options, full_schema())
@@ -118,8 +116,16 @@ def test_the_process_of_a_query_ends_when_java_has_hung_up(
         finally:
             reader.stop()
 
-    with pytest.raises(comes):
+    with pytest.raises((type(error), internals.WorkerFailed)):
         run()
+    internals.pyspark_features.cache_clear()
+
+    # PySpark fails again when it writes to the connection, and Python shows what nobody catches.
+    for lost in (BrokenPipeError("Java is gone"), ConnectionResetError("Java is gone")):
+        sys.excepthook(type(lost), lost, None)
+    assert ("Java is gone" not in capsys.readouterr().err) is is_quiet
+    sys.excepthook(ValueError, ValueError("a mistake"), None)
+    assert "ValueError: a mistake" in capsys.readouterr().err
 
 
 # ---- memory and connections
@@ -136,23 +142,57 @@ def collections(monkeypatch):
     return done
 
 
+@pytest.mark.feature("M20")
 @pytest.mark.parametrize(
-    ("program", "expected"),
+    ("program", "setting", "expected"),
     [
-        (internals.PYSPARK_DAEMON, ["collect", "freeze"]),
-        (internals.QUIET_DAEMON, ["collect", "freeze"]),
-        ("pytest", []),
+        (internals.PYSPARK_DAEMON, "true", ["collect", "freeze"]),
+        (internals.QUIET_DAEMON, "True ", ["collect", "freeze"]),
+        # There may be objects of users in a worker, which would never be freed.
+        (internals.PYSPARK_DAEMON, None, []),
+        (internals.QUIET_DAEMON, "false", []),
+        ("pytest", "true", []),
     ],
 )
-def test_a_worker_excludes_its_modules_from_collections_once(
-    collections, runs_as, program, expected
+def test_a_worker_excludes_its_objects_from_collections_if_that_is_asked_for(
+    monkeypatch, collections, runs_as, program, setting, expected
 ):
+    monkeypatch.delenv(internals.FREEZE_VARIABLE, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(internals.FREEZE_VARIABLE, setting)
     runs_as(program)
 
     internals.freeze_modules()
     internals.freeze_modules()
 
     assert collections == expected
+
+
+#: As the daemon of local sessions does before it forks workers.
+_PRELOADS = """
+import gc, sys, threading
+from pyspark import daemon
+from orbitmq.spark import internals
+daemon.manager = lambda: None
+internals.run_quiet_daemon()
+frozen, loaded = gc.get_freeze_count(), set(sys.modules)
+import orbitmq.spark.partition
+print(
+    [name for name in ("pyarrow", "numpy", "pandas") if name in loaded],
+    threading.active_count(),
+    isinstance(daemon.worker, internals.QuietWorker),
+    frozen > 2 * (len(gc.get_objects())),
+)
+"""
+
+
+@pytest.mark.feature("M20")
+def test_the_daemon_imports_what_workers_need_and_starts_no_thread_by_it():
+    found = subprocess.run(
+        [sys.executable, "-c", _PRELOADS], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert found.stdout.strip() == "[] 1 True True"
 
 
 #: Decodes few messages and many, and one without properties.
@@ -325,6 +365,7 @@ def test_the_cause_of_what_spark_says_is_one_line(said, cause):
 # ---- versions of PySpark
 
 
+_MANAGER_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 _MANAGER = "FileSystemBasedCheckpointFileManager"
 
 
@@ -341,7 +382,7 @@ def test_a_supported_version(version, limits, arrow_writer, manager):
     found, settings = internals.pyspark_features(version), settings_for(version)
 
     assert (found.has_read_limits, found.has_arrow_stream_writer) == (limits, arrow_writer)
-    assert settings["spark.sql.streaming.checkpointFileManagerClass"].endswith(f".{manager}")
+    assert settings[_MANAGER_SETTING].endswith(f".{manager}")
     assert settings["spark.python.daemon.module"] == internals.QUIET_DAEMON
     assert found.is_known
 
@@ -351,9 +392,24 @@ def test_an_unknown_version_is_not_patched_and_this_is_logged(caplog):
         found, settings = internals.pyspark_features("9.9.1"), settings_for("9.9.1")
 
     assert (found.has_read_limits, found.is_known) == (True, False)
-    assert "spark.python.daemon.module" not in settings
+    assert not {"spark.python.daemon.module", _MANAGER_SETTING} & settings.keys()
     assert "PySpark 9.9.1 is not one of the versions that OrbitMQ knows" in caplog.text
     assert len(caplog.records) == 1
+
+
+def test_a_known_version_is_used_as_an_unknown_one_on_request(monkeypatch, caplog):
+    monkeypatch.setenv(internals.PLAIN_VARIABLE, "true")
+    internals.pyspark_features.cache_clear()
+
+    with caplog.at_level(logging.WARNING):
+        found, settings = internals.pyspark_features("4.0.5"), settings_for("4.0.5")
+
+    internals.pyspark_features.cache_clear()
+    assert (found.has_read_limits, found.is_known) == (False, False)
+    assert not {"spark.python.daemon.module", _MANAGER_SETTING} & settings.keys()
+    assert [each.message.partition(": its")[0] for each in caplog.records] == [
+        "PySpark 4.0.5 is used as ORBITMQ_SPARK_PLAIN says"
+    ]
 
 
 def test_the_installed_version_is_what_the_table_says():

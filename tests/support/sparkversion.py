@@ -1,6 +1,6 @@
 """Everything that OrbitMQ does on Spark, once, with whatever PySpark the interpreter has.
 
-    python -m tests.support.sparkversion NAME_SERVER FOLDER (classic|connect)
+    python -m tests.support.sparkversion NAME_SERVER FOLDER (classic|connect|plain)
 
 Reads `numbers` (500 messages), writes `copies` and `streamed`, consumes `work`; prints what it saw
 as JSON. A process of its own, because it runs in an environment without the rest of the tests.
@@ -22,6 +22,7 @@ from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.errors import AdminError
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import consume, dead_letters, judged, settle
+from orbitmq.spark.internals import pyspark_features
 from orbitmq.spark.pipelines import Run, archive
 from orbitmq.spark.pipelines.run import QueryWatch
 from orbitmq.spark.session import local_session, prepare
@@ -39,6 +40,7 @@ def main(name_server: str, folder: str, kind: str) -> None:
         spark = _connected() if kind == "connect" else _classic()
         said = _everything(spark, name_server, Path(folder))
         said["version"] = spark.version
+        said["is_known"] = pyspark_features().is_known
         said["kind"] = type(spark).__module__
         spark.stop()
     print(json.dumps(said), flush=True)

@@ -540,6 +540,8 @@ def forget(
 
 #: The most rows of a result that are printed.
 _MOST_ROWS = 10_000
+#: How often the rows are asked for while Spark's Python process starts too slowly.
+_STARTS = 4
 #: Settings that Spark redacts, too.
 _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
 
@@ -807,7 +809,7 @@ def _show(frame: DataFrame, name: str, out: Printer, screen: Screen) -> int:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
 
     as_json = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("json")
-    rows = [row["json"] for row in frame.limit(_MOST_ROWS + 1).select(as_json).collect()]
+    rows = _collected(frame.limit(_MOST_ROWS + 1).select(as_json), out)
     screen.close()
     for row in rows[:_MOST_ROWS]:
         found = json.loads(row)
@@ -823,6 +825,20 @@ def _show(frame: DataFrame, name: str, out: Printer, screen: Screen) -> int:
     if len(rows) > _MOST_ROWS:
         out.note(f"only the first {_MOST_ROWS:,} rows are shown")
     return min(len(rows), _MOST_ROWS)
+
+
+def _collected(frame: DataFrame, out: Printer) -> list[str]:
+    from orbitmq.spark.internals import is_slow_start  # noqa: PLC0415  # where Spark is
+
+    for left in reversed(range(_STARTS)):
+        try:
+            return [row["json"] for row in frame.collect()]
+        except Exception as error:
+            # Spark raises many types.
+            if not left or not is_slow_start(str(error)):
+                raise
+            out.note("Spark's Python process started too slowly; trying again")
+    raise AssertionError
 
 
 def _cell(value: object) -> str:

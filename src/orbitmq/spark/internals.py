@@ -1,8 +1,8 @@
 """PySpark's processes: everything that depends on its internals, and what workers keep.
 
 Invariant: no other module of the package reads or changes what PySpark does not document, and
-each use depends on the version table `_VERSIONS`. With an unknown version nothing is patched, and
-where an internal is missing the error names the version.
+each use depends on the version table `_VERSIONS`. With an unknown version nothing is patched, one
+line says so, and documented calls do the rest.
 
 Trap: Spark imports this module in every session, so imports of the client stay in functions.
 """
@@ -10,14 +10,16 @@ Trap: Spark imports this module in every session, so imports of the client stay 
 from __future__ import annotations
 
 import gc
+import importlib
+import io
 import logging
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ContextDecorator, contextmanager
+from contextlib import ContextDecorator, contextmanager, redirect_stdout
 from functools import cache
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from orbitmq.errors import OrbitError
@@ -48,16 +50,27 @@ class PySparkFeatures(NamedTuple):
     has_arrow_stream_writer: bool = True
     #: The package of Spark's Java code for checkpoints, below that for streams.
     checkpointing: str = "checkpointing."
+    #: `pyspark.sql` imports numpy, which starts threads, so the daemon must not import it.
+    sql_has_threads: bool = False
     #: Whether the internals are known, so that workers may be patched.
     is_known: bool = True
 
 
 _VERSIONS: Final[Mapping[str, PySparkFeatures]] = {
-    "4.0": PySparkFeatures(has_read_limits=False, has_arrow_stream_writer=False, checkpointing=""),
-    "4.1": PySparkFeatures(has_read_limits=False),
+    "4.0": PySparkFeatures(
+        has_read_limits=False,
+        has_arrow_stream_writer=False,
+        checkpointing="",
+        sql_has_threads=True,
+    ),
+    "4.1": PySparkFeatures(has_read_limits=False, sql_has_threads=True),
     "4.2": PySparkFeatures(),
     "4.3": PySparkFeatures(),
 }
+
+
+#: `true`: any version is used as an unknown one, should a patch of its own break something.
+PLAIN_VARIABLE: Final = "ORBITMQ_SPARK_PLAIN"
 
 
 @cache
@@ -70,29 +83,23 @@ def pyspark_features(version: str | None = None) -> PySparkFeatures:
         from pyspark import __version__ as version  # noqa: PLC0415  # loaded in Spark's processes
     assert version is not None  # noqa: S101  # for the type checker
     known = _VERSIONS.get(".".join(version.split(".")[:2]))
-    if known is not None:
+    is_plain = is_true(PLAIN_VARIABLE)
+    if known is not None and not is_plain:
         return known
     log.warning(
-        "PySpark %s is not one of the versions that OrbitMQ knows (%s): its workers are left as "
-        "they are, and may print a traceback when Spark closes their connection; Ctrl-C "
-        "also ends Java, in the middle of a batch",
+        "PySpark %s is %s: its processes are left as they are, and may print a traceback when "
+        "Spark closes their connection; Ctrl-C also ends Java, in the middle of a batch",
         version,
-        ", ".join(_VERSIONS),
+        f"used as {PLAIN_VARIABLE} says"
+        if is_plain
+        else f"not one of the versions that OrbitMQ knows ({', '.join(_VERSIONS)})",
     )
-    return PySparkFeatures(is_known=False)
+    return (known or PySparkFeatures())._replace(is_known=False)
 
 
-class PySparkDiffers(OrbitError):
-    """An internal of PySpark is not as OrbitMQ uses it."""
-
-    def __init__(self, what: str) -> None:
-        from pyspark import __version__ as version  # noqa: PLC0415  # only where Spark is
-
-        self.version = version
-        super().__init__(
-            f"PySpark {version} does not give {what} in the way that OrbitMQ knows; use one of "
-            f"{', '.join(_VERSIONS)}"
-        )
+def is_true(variable: str) -> bool:
+    """Whether a variable of the environment is `true`."""
+    return os.environ.get(variable, "").strip().lower() == "true"
 
 
 # Which of Spark's Python processes this is. Spark starts each of them with `python -m`, so the
@@ -169,6 +176,15 @@ class WorkerFailed(OrbitError):
         pass
 
 
+#: Java gives a new Python process a few seconds to connect, which a busy machine may exceed.
+_NOT_CONNECTED: Final = "Python worker failed to connect back"
+
+
+def is_slow_start(problem: str) -> bool:
+    """Whether Spark gave up because a Python process started too slowly: worth another try."""
+    return _NOT_CONNECTED in problem
+
+
 # The end of a worker. Java closes the connection of a worker that waits or writes after `show()`
 # and `limit`, when a query stops, after a minute without tasks, and at the end of a session.
 # PySpark 4.1 and later then print a traceback of BrokenPipeError, although nothing is wrong.
@@ -214,18 +230,33 @@ def _report_unless_closed(unraisable: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def has_java_hung_up() -> bool:
-    """Whether Java ended the process of a query, by a signal or by closing the connection.
+def stop_quietly() -> None:
+    """Keep the process of a query from printing that Java has hung up. Does nothing elsewhere.
 
-    PySpark notices the latter when it reads or writes. A connection to a broker may fail in the
-    same way, and that must be reported to Java.
+    Called where a reader stops. PySpark then reports the reason to Java, and fails a second time if
+    Java has ended the process by a signal or closed the connection; that error alone is not shown.
     """
-    if main_module() != STREAM_RUNNER:
-        return False
+    if main_module() == STREAM_RUNNER and pyspark_features().is_known and _has_java_hung_up():
+        sys.excepthook = _show_unless_closed
+        sys.unraisablehook = _report_unless_closed
+
+
+def _has_java_hung_up() -> bool:
+    """Whether the present error is that Java has hung up.
+
+    A connection to a broker may fail in the same way, and that must be reported to Java.
+    """
     error = sys.exception()
     if isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
         return not _passed_through_us(error.__traceback__)
     return isinstance(error, SystemExit)
+
+
+def _show_unless_closed(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not isinstance(error, _CLOSED):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _passed_through_us(traceback: TracebackType | None) -> bool:
@@ -238,16 +269,44 @@ def _passed_through_us(traceback: TracebackType | None) -> bool:
     return False
 
 
-# The memory of a worker
+# The memory of a worker. PySpark collects all garbage after every task. With its modules, Arrow and
+# OrbitMQ that walks 64,000 objects in 35 ms, more than the time to read ten thousand messages. So
+# the daemon of local sessions imports what it may and excludes it from collections before it forks
+# a worker: 15,000 objects in 4 ms are left. In a worker there may be objects of users, which would
+# never be freed, so a worker excludes its objects only where a variable asks for it.
+
+#: `true` on executors: a worker that reads or writes a topic excludes its objects, once.
+FREEZE_VARIABLE: Final = "ORBITMQ_SPARK_FREEZE"
+#: What the daemon may import: none of these modules starts a thread, as Arrow does.
+_PRELOADED: Final = ("orbitmq.client.ranges.read", "orbitmq.client.ranges.write")
+_PRELOADED_OF_SPARK: Final = ("orbitmq.spark.source", "orbitmq.spark.write")
+
+
+def run_quiet_daemon() -> None:
+    """PySpark's daemon, with quiet workers that have OrbitMQ's modules; plain if it is unknown."""
+    from pyspark import daemon  # noqa: PLC0415  # not in other processes
+
+    if pyspark_features().is_known:
+        daemon.worker = QuietWorker(daemon.worker)  # type: ignore[assignment]  # called alike
+        preload()
+        gc.collect()
+        gc.freeze()
+    daemon.manager()
+
+
+def preload() -> None:
+    """Import what workers need before they are forked."""
+    of_spark = () if pyspark_features().sql_has_threads else _PRELOADED_OF_SPARK
+    for name in (*_PRELOADED, *of_spark):
+        importlib.import_module(name)
 
 
 def freeze_modules() -> None:
-    """Exclude the objects of a worker, which are modules, from later garbage collections.
+    """Exclude the objects of a worker from later garbage collections, if `FREEZE_VARIABLE` says so.
 
-    PySpark collects all garbage after every task. With its modules, Arrow and OrbitMQ that walks
-    60,000 objects in 25 ms, the time to read ten thousand messages. Does nothing elsewhere.
+    For clusters whose workers run no functions of users. Does nothing elsewhere.
     """
-    if is_worker():
+    if is_worker() and is_true(FREEZE_VARIABLE):
         _freeze(os.getpid())
 
 
@@ -364,6 +423,17 @@ def batch_of_task(context: TaskContext) -> str | None:
     return f"{query}/{batch}" if query and batch is not None else None
 
 
+# Functions of users
+
+
+def cloudpickle() -> ModuleType:
+    """PySpark's copy of cloudpickle, or the package where a version has none."""
+    try:
+        return importlib.import_module("pyspark.cloudpickle")
+    except ModuleNotFoundError:
+        return importlib.import_module("cloudpickle")
+
+
 # The driver
 
 
@@ -383,18 +453,22 @@ def start_gateway(conf: SparkConf) -> Any:
 
 
 def analyzed_plan(frame: DataFrame) -> str:
-    """The plan of a DataFrame as text. Raises `PySparkDiffers`."""
+    """The plan of a DataFrame as text."""
     java = getattr(frame, "_jdf", None)
-    if java is not None:
+    if java is not None and pyspark_features().is_known:
         return str(java.queryExecution().analyzed().toString())
     explain: Callable[..., object] | None = getattr(frame, "_explain_string", None)
-    if explain is None:
-        raise PySparkDiffers("the plan of a DataFrame")
-    return str(explain(mode="extended"))  # Connect
+    if explain is not None:
+        return str(explain(mode="extended"))  # Connect
+    said = io.StringIO()
+    with redirect_stdout(said):
+        frame.explain(mode="extended")  # the documented way, which prints
+    return said.getvalue()
 
 
 def release_checkpoint(rows: DataFrame) -> None:
     """Free a local checkpoint. Spark itself frees it some time after the DataFrame is collected."""
     java = getattr(rows, "_jdf", None)
-    if java is not None:  # in Connect, the server frees it with the DataFrame
+    # In Connect, the server frees it with the DataFrame.
+    if java is not None and pyspark_features().is_known:
         java.queryExecution().analyzed().rdd().unpersist(False)

@@ -7,7 +7,6 @@ the driver needs when Spark first asks for it.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -24,8 +23,8 @@ from orbitmq.spark.internals import (
     cause_first,
     exit_quietly,
     freeze_modules,
-    has_java_hung_up,
     pyspark_features,
+    stop_quietly,
 )
 from orbitmq.spark.options import BatchOptions, OptionRefused, StreamOptions, queue_name
 from orbitmq.spark.plan import (
@@ -162,10 +161,7 @@ class StreamReader(RangeReader[StreamOptions], DataSourceStreamReader):
         if self._driver is not None:
             self._driver.stop()
             self._driver = None
-        if has_java_hung_up():
-            # PySpark would report the end to Java, which has closed the connection, and print a
-            # traceback on the terminal.
-            os._exit(0)
+        stop_quietly()
 
     def _running(self) -> StreamDriver:
         if self._driver is None:

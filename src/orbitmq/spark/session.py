@@ -150,10 +150,11 @@ def start_java(settings: Mapping[str, str]) -> None:
 def settings_for(version: str | None = None) -> dict[str, str]:
     """`LOCAL_SETTINGS` and those that depend on a version of PySpark, the installed by default."""
     installed = pyspark_features(version)
-    manager = f"{_STREAMING}.{installed.checkpointing}FileSystemBasedCheckpointFileManager"
-    # The default starts a process for every write of the logs of a stream. Local checkpoints only.
-    found = {**LOCAL_SETTINGS, _FILE_MANAGER_SETTING: manager}
+    found = dict(LOCAL_SETTINGS)
     if installed.is_known:
+        # The default starts a process for every write of the log of a stream. For local files only.
+        manager = f"{_STREAMING}.{installed.checkpointing}FileSystemBasedCheckpointFileManager"
+        found[_FILE_MANAGER_SETTING] = manager
         # PySpark's own prints a traceback when Java closes a connection: for every `show()`.
         found[_DAEMON_SETTING] = QUIET_DAEMON
     return found

@@ -9,16 +9,7 @@ Trap: workers are forked from here, so nothing may be imported that starts threa
 
 from __future__ import annotations
 
-from pyspark import daemon
-
-from orbitmq.spark.internals import QuietWorker, pyspark_features
-
-
-def main() -> None:
-    if pyspark_features().is_known:
-        daemon.worker = QuietWorker(daemon.worker)  # type: ignore[assignment]  # called alike
-    daemon.manager()
-
+from orbitmq.spark.internals import run_quiet_daemon
 
 if __name__ == "__main__":
-    main()
+    run_quiet_daemon()

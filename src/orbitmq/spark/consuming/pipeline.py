@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark import cloudpickle
-
 from orbitmq.arguments import warn_deprecated
 from orbitmq.client.consumer.consumer import (
     ConsumerOptions,
@@ -42,6 +40,7 @@ from orbitmq.spark.consuming.batches import BatchLoop
 from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues
 from orbitmq.spark.health import link_to, reported
+from orbitmq.spark.internals import cloudpickle
 from orbitmq.spark.options import access_to
 
 if TYPE_CHECKING:
@@ -547,7 +546,7 @@ class PackedDefinition:
         return cls(data, hashlib.sha256(data).hexdigest())
 
     def unpack(self) -> Definition:
-        definition: Definition = cloudpickle.loads(self.data)
+        definition: Definition = cloudpickle().loads(self.data)
         return definition
 
 
@@ -578,7 +577,7 @@ def make_portable(parameters: Parameters | None) -> None:
 
 def _packed(part: object) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(part)  # type: ignore[no-untyped-call]
+        data: bytes = cloudpickle().dumps(part)
     except Exception as error:
         # `__reduce__` of an object may raise anything.
         raise SettingError(

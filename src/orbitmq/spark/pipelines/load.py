@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from orbitmq.spark.internals import cloudpickle
 from orbitmq.spark.pipelines.builtin import READY, ready
 from orbitmq.spark.pipelines.definition import Definition, PipelineRefused
 
@@ -118,7 +119,5 @@ def _imported(path: Path, mark: str) -> ModuleType:
         line = f", line {places[-1]}" if places else ""
         raise PipelineRefused(f"{path}{line}: {type(error).__name__}: {error}") from error
     with contextlib.suppress(ImportError):
-        from pyspark import cloudpickle  # noqa: PLC0415  # only where Spark is
-
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        cloudpickle().register_pickle_by_value(module)
     return module

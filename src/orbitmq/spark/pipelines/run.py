@@ -24,7 +24,7 @@ from orbitmq.errors import SettingError
 from orbitmq.parsing import Duration, duration
 from orbitmq.spark.consuming.pipeline import resolve_access, source_options
 from orbitmq.spark.health import SentBackCounts, StreamHealth, lag_of
-from orbitmq.spark.internals import query_of
+from orbitmq.spark.internals import is_slow_start, query_of
 from orbitmq.spark.options import cause_of
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.session import LOCAL_ONLY, prepare, settings_for, start_java
@@ -211,6 +211,10 @@ class RestartPolicy:
         return float(min(self.longest_pause, self.first_pause * 2 ** min(failures - 1, 60)))
 
 
+#: The least number of restarts where a Python process of Spark started too slowly.
+_STARTS: Final = 3
+
+
 class End(enum.Enum):
     """How a run ended."""
 
@@ -272,7 +276,7 @@ class Supervisor:
         """Run until the pipeline has finished or `ended` is set.
 
         Raises `PipelineBroken` when it fails too often, and what its function raises at the first
-        start.
+        start, unless Spark's Python process only started too slowly.
         """
         failures = restarts = 0
         while True:
@@ -283,7 +287,7 @@ class Supervisor:
                 targets, shown = started(outcome, self._run)
             except Exception as error:
                 # The user's function may raise anything. At the first start it is a mistake.
-                if not restarts:
+                if not restarts and not is_slow_start(str(error)):
                     raise
                 problem: str | None = cause_of(str(error) or type(error).__name__)
             else:
@@ -298,13 +302,18 @@ class Supervisor:
             if self._clock.monotonic() - began >= self._policy.healthy_after:
                 failures = 0
             failures += 1
-            if failures > self._policy.restarts:
+            if failures > self._allowed(problem or ""):
                 raise PipelineBroken(self._run.name, problem or "", restarts=restarts)
             pause = self._policy.pause(failures)
             restarts += 1
             self._on_restart(Restarting(problem or "", restarts, pause))
             if ended.wait(pause):
                 return Report(End.STOPPED, (), restarts, is_clean=True)
+
+    def _allowed(self, problem: str) -> int:
+        """The failures in a row after which the pipeline is started again."""
+        restarts = self._policy.restarts
+        return max(restarts, _STARTS) if is_slow_start(problem) else restarts
 
     def _watch(self, targets: Sequence[Target], ended: threading.Event | Latch) -> str | None:
         """Wait until all targets end, `ended` is set, or one fails; returns the failure."""
