@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from orbitmq.cli.settings import SECTIONS, Setting, all_settings, allowed, describe
+from orbitmq.cli.settings import SECTIONS, Setting, all_settings, allowed, comments_of, describe
+from orbitmq.console.webhooks import IN_FILE, AlertSettings, FixedSilence, Webhook, kind_in_file
 from orbitmq.parsing import as_json
 from tools.madepages import keep_current
 
@@ -65,7 +67,42 @@ def page() -> str:
                 parts.append(f"\n### `{group}`\n")
             parts.append("\n| setting | default | may be | what it is |\n|---|---|---|---|\n")
             parts += [_row(setting) for setting in settings]
-    return "".join(parts)
+    return "".join((*parts, *_alerts()))
+
+
+_ALERTS = """
+## Alerts of a console (`orbitmq console --alerts FILE`)
+
+A TOML file of its own, which only the console reads, because the addresses in it are secrets.
+[The console](console.md#alerts) has an example. Durations are seconds or texts such as `5m`.
+"""
+#: The tables of the file and the classes that hold them.
+_TABLES: Mapping[str, type] = {
+    "": AlertSettings,
+    "[webhooks.NAME]": Webhook,
+    "[[silences]]": FixedSilence,
+}
+
+
+def _alerts() -> Iterator[str]:
+    yield _ALERTS
+    for table, kind in _TABLES.items():
+        if table:
+            yield f"\n### `{table}`\n"
+        yield "\n| setting | default | may be | what it is |\n|---|---|---|---|\n"
+        comments, declared = comments_of(kind), get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            if field.name in comments:
+                may_be = kind_in_file(declared[field.name]).allowed
+                needed = field.default is dataclasses.MISSING
+                default = "" if needed or field.default is None else _code(field.default)
+                name = f"`{IN_FILE.get(field.name, field.name)}`"
+                cells = (name, default, may_be, comments[field.name])
+                yield f"| {' | '.join(_cell(cell) for cell in cells)} |\n"
+
+
+def _code(value: Any) -> str:
+    return f"`{json.dumps(as_json(value))}`"
 
 
 def _group(setting: Setting) -> str:
@@ -94,7 +131,7 @@ def _default(setting: Setting) -> str:
             # The whole part is not there unless something of it is set.
             return ""
         value = getattr(value, step)
-    return "" if value is None else f"`{json.dumps(as_json(value))}`"
+    return "" if value is None else _code(value)
 
 
 def _cell(text: str) -> str:

@@ -34,6 +34,7 @@ VIEWS = {
     "/pipelines": "orders-by-city",
     "/pipelines/orders-by-city": "Unread in each queue",
     "/brokers": "Name servers",
+    "/alerts": "Nobody is told",
     "/audit": "What was changed",
 }
 

@@ -25,6 +25,7 @@ from orbitmq.console.settings import (
     HistoryUnusable,
     is_loopback,
 )
+from orbitmq.console.webhooks import AlertSettings
 from orbitmq.errors import SettingError
 from orbitmq.spark.consolelink import TOKEN_VARIABLE
 
@@ -94,6 +95,14 @@ def console(
             "repeated.",
         ),
     ] = None,
+    alerts: Annotated[
+        Path | None,
+        typer.Option(
+            "--alerts",
+            metavar="FILE",
+            help="Webhooks that are told what the console finds, as TOML.",
+        ),
+    ] = None,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="PEM, for HTTPS.")
     ] = None,
@@ -115,6 +124,7 @@ def console(
         history=history,
         every=every,
         masked=tuple(mask or ()),
+        alerts=_alerts(alerts),
         certificate=certificate,
         private_key=private_key,
     )
@@ -123,6 +133,12 @@ def console(
         typer.echo(
             "warning: the password travels readable; give --certificate and --private-key, or put "
             "the console behind something that speaks HTTPS",
+            err=True,
+        )
+    if settings.alerts.webhooks and history is None:
+        typer.echo(
+            "warning: after a restart findings that last are posted again; give --history to "
+            "remember what was posted",
             err=True,
         )
     serve(ConsoleService(settings), configuration.run.loop, announcing(as_json=flags.as_json))
@@ -174,6 +190,15 @@ class ConsoleService(Service):
 def _settings(**fields: object) -> ConsoleSettings:
     try:
         return ConsoleSettings(**fields)  # type: ignore[arg-type]  # checked by the class
+    except SettingError as error:
+        raise SettingRefused(str(error)) from error
+
+
+def _alerts(file: Path | None) -> AlertSettings:
+    if file is None:
+        return AlertSettings()
+    try:
+        return AlertSettings.load(file)
     except SettingError as error:
         raise SettingRefused(str(error)) from error
 

@@ -27,7 +27,7 @@ from starlette.types import Scope
 
 from orbitmq.client.engine import AsyncLife
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.console.api import deadletters, groups, messages, overview, topics
+from orbitmq.console.api import alerts, deadletters, groups, messages, overview, topics
 from orbitmq.console.api.overview import known_now, me_content
 from orbitmq.console.http import AccessControl, answer, on_error, on_http_error
 from orbitmq.console.settings import CannotListen, ConsoleError, ConsoleSettings
@@ -63,6 +63,7 @@ VIEWS: Final = (
     "/pipelines",
     "/pipelines/{name}",
     "/brokers",
+    "/alerts",
     "/audit",
 )
 _IS_VIEW = re.compile(
@@ -278,6 +279,7 @@ ROUTES = [
     *groups.routes,
     *messages.routes,
     *deadletters.routes,
+    *alerts.routes,
 ]
 
 

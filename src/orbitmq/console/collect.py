@@ -254,6 +254,11 @@ class Snapshot:
     seconds: float = 0.0
 
     @property
+    def is_partial(self) -> bool:
+        """Whether a server did not answer, so that topics and groups may be missing."""
+        return bool(self.unreachable) or not all(each.is_up for each in self.cluster.brokers)
+
+    @property
     def in_rate(self) -> float:
         return sum(came for came, _ in self.rates.values())
 

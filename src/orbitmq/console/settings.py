@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from orbitmq.client.settings import ClientSettings
+from orbitmq.console.webhooks import AlertSettings
 from orbitmq.errors import OrbitError, SettingError
 
 #: Seconds for the answer of a broker.
@@ -37,6 +38,7 @@ class ConsoleSettings:
     masked: tuple[
         str, ...
     ] = ()  #: fields of bodies that are shown as ***: `card`, `customer.email`
+    alerts: AlertSettings = field(default_factory=AlertSettings)  #: who is told what it finds
     session: float = 12 * 3600.0  #: seconds that a login lasts
     attempts: int = 5  #: wrong passwords from one address within a minute
 

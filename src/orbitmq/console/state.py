@@ -16,6 +16,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.clock import Clock
 from orbitmq.console import words
+from orbitmq.console.alerts import Alerts
 from orbitmq.console.bodies import Bodies, BodyView
 from orbitmq.console.collect import BrokerTables, Collector, MemberPoller, Snapshot, readers
 from orbitmq.console.faults import CLOCKS_EVERY, ClockWatch, Fault, Observation, find_faults
@@ -43,6 +44,13 @@ class ConsoleState:
         self.pipelines = Pipelines(clock)
         self.bodies = Bodies(self.file, settings.masked)
         self.plans = Plans(clock)
+        self.alerts = Alerts(
+            settings.alerts,
+            clock,
+            self.file,
+            self.audit,
+            cluster=settings.client.name_servers,
+        )
         self.logins = Logins(
             settings.password, clock, lasts=settings.session, attempts=settings.attempts
         )
@@ -77,10 +85,12 @@ class ConsoleState:
         )
         self.members = MemberPoller(self.admin, self.clock)
         self.clocks = ClockWatch(self.admin, self.clock)
+        await self.alerts.start()
         self._tasks += (
             asyncio.create_task(self.collector.run(), name="console collector"),
             asyncio.create_task(self._poll_members(), name="console members"),
             asyncio.create_task(self._compare_clocks(), name="console clocks"),
+            asyncio.create_task(self._alert(), name="console alerts"),
         )
 
     async def stop(self) -> None:
@@ -88,6 +98,7 @@ class ConsoleState:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.alerts.stop()
         await self.replays.stop()
         await self.producer.stop()
         await self.admin.stop()
@@ -137,6 +148,24 @@ class ConsoleState:
             # Clocks drift slowly; without any message there is nothing to compare yet.
             await self.clocks.look([name for _, name in sorted(written, reverse=True)])
             await asyncio.sleep(CLOCKS_EVERY if written else 1.0)
+
+    async def _alert(self) -> None:
+        """Judge every look for the webhooks."""
+        judged: tuple[float | None, str | None] = (None, None)
+        while self.alerts.is_needed:
+            snapshot, problem = self.collector.snapshot, self.collector.problem
+            seen = (None if snapshot is None else snapshot.at, problem)
+            # A problem that lasts is judged again: its alert is due after a while.
+            if seen != judged or problem is not None:
+                judged = seen
+                is_known = snapshot is not None and problem is None
+                if is_known or problem is not None:
+                    await self.alerts.judge(
+                        self.faults() if is_known else (),
+                        is_partial=snapshot is not None and snapshot.is_partial,
+                        problem=problem,
+                    )
+            await asyncio.sleep(self.settings.every)
 
     def command(self, action: words.Action, *arguments: str | None, **options: Any) -> str:
         """The command of an action, for this cluster."""

@@ -44,7 +44,12 @@ _CURVES = ("in", "out", "lag", "dead")
 def known_now(state: ConsoleState) -> dict[str, object]:
     """The content of the first view, made once after every look for all pages."""
     snapshot = state.collector.snapshot
-    key = (None if snapshot is None else snapshot.at, state.collector.problem, state.pipelines.turn)
+    key = (
+        None if snapshot is None else snapshot.at,
+        state.collector.problem,
+        state.pipelines.turn,
+        state.alerts.silences.turn,
+    )
     if state.now is None or state.now[0] != key:
         state.now = (key, now_content(state))
     return state.now[1]
@@ -81,6 +86,12 @@ def now_content(state: ConsoleState) -> dict[str, object]:
         "card_count": len(about),
         "cards": about[:_CARDS],
         "more_cards": _rest(about[_CARDS:]),
+        "silenced": [
+            {"subject": fault.subject, "kind": fault.kind, "until": silence.until}
+            for card in about[:_CARDS]
+            for fault in card.faults
+            if (silence := state.alerts.silences.of(fault.subject, fault.kind)) is not None
+        ],
         "brokers": [shown_broker(each, snapshot.rates) for each in cluster.brokers],
         "name_servers": [shown_name_server(each) for each in cluster.name_servers],
         # The window of all rates.

@@ -19,6 +19,7 @@ import { send } from "./views/send.js";
 import { topology } from "./views/topology.js";
 import { pipeline, pipelines } from "./views/pipelines.js";
 import { brokers } from "./views/brokers.js";
+import { alerts } from "./views/alerts.js";
 import { audit } from "./views/audit.js";
 
 const VIEWS = [
@@ -26,14 +27,14 @@ const VIEWS = [
   ["/messages", messages], ["/dead-letters", deadLetterGroups], ["/dead-letters/:group", deadLetters],
   ["/progress", progress], ["/consumers", consumers], ["/consumers/:group", consumerGroup], ["/consumers/:group/:client", consumer],
   ["/charts", charts], ["/send", send], ["/topology", topology], ["/pipelines", pipelines], ["/pipelines/:name", pipeline],
-  ["/brokers", brokers], ["/audit", audit],
+  ["/brokers", brokers], ["/alerts", alerts], ["/audit", audit],
 ];
 
 const PLACES = [
   ["/", "Now"], null,
   ["/topics", "Topics"], ["/groups", "Groups"], ["/messages", "Messages"], ["/dead-letters", "Dead letters"], null,
   ["/consumers", "Consumers"], ["/progress", "Progress"], ["/send", "Send"], null,
-  ["/pipelines", "Spark pipelines"], ["/charts", "Charts"], ["/topology", "Topology"], ["/brokers", "Brokers"], ["/audit", "Audit"],
+  ["/pipelines", "Spark pipelines"], ["/charts", "Charts"], ["/topology", "Topology"], ["/brokers", "Brokers"], ["/alerts", "Alerts"], ["/audit", "Audit"],
 ];
 
 const shell = document.getElementById("shell");
@@ -251,5 +252,6 @@ function listen() {
 }
 
 addEventListener("console:redraw", redraw);
+addEventListener("console:refresh", refresh);
 document.addEventListener("visibilitychange", () => { if (!document.hidden && !me.login) refresh(); });
 addEventListener("pagehide", () => source?.close());

@@ -90,10 +90,12 @@ function remedy(each) {
 const SEVERITY = { bad: "Critical", warn: "Warning" };
 
 /** All that is wrong with one group, server, topic or pipeline. */
-export function faultCard(each) {
+export function faultCard(each, { silent = [], silence } = {}) {
   return h("article", { class: `fault-card ${each.weight}`, "data-key": `${each.link} ${each.subject}`, "aria-label": each.subject },
     h("header", null, h("span", { class: `tag ${each.weight}` }, SEVERITY[each.weight] ?? each.weight), link(each.link, each.subject),
-      h("span", { class: "muted small" }, [...new Set(each.faults.map((one) => one.kind))].join(" · "))),
+      h("span", { class: "muted small" }, [...new Set(each.faults.map((one) => one.kind))].join(" · ")),
+      silent.length > 0 && h("span", { class: "tag" }, silent[0].until ? `silent until ${f.when(silent[0].until, false)}` : "silent"),
+      silence),
     each.faults.map((one) => h("div", { class: "finding" }, h("p", null, sentence(one.text)), remedy(one))));
 }
 

@@ -1,7 +1,8 @@
 import { get } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { ILL, UP, card, drains, failedShare, faultCard, groupLink, pace, problem, table, tile, topicLink } from "../parts.js";
+import { ILL, UP, card, drains, failedShare, faultCard, groupLink, pace, problem, table, tile, topicLink, writing } from "../parts.js";
+import { silenceDialog } from "./alerts.js";
 import { spark } from "../charts.js";
 
 /** What is wrong and where. */
@@ -42,8 +43,16 @@ function verdict(content) {
 
 /** One card for each group, server, topic or pipeline, the worst first. */
 function cards(content) {
-  return h("section", { class: "cards", "aria-label": "What needs a hand" }, content.cards.map(faultCard),
+  return h("section", { class: "cards", "aria-label": "What needs a hand" }, content.cards.map((each) => shownCard(each, content.silenced)),
     content.more_cards.length > 0 && h("p", { class: "muted small" }, "And less urgent: ", content.more_cards.map((each, place) => [place ? " · " : "", link(MORE[each.check] ?? "/groups?filter=wrong", `${f.exact(each.count)} × ${each.kind}`)])));
+}
+
+/** A card, with what is silent of it and the button that silences it. */
+function shownCard(each, silenced) {
+  const silent = silenced.filter((one) => one.subject === each.subject && each.faults.some((fault) => fault.kind === one.kind));
+  const kinds = [...new Set(each.faults.map((one) => one.kind))];
+  const open = () => silenceDialog({ subject: each.subject, kinds, done: () => dispatchEvent(new Event("console:refresh")) });
+  return faultCard(each, { silent, silence: writing("Silence", open, { kind: "quiet small" }) });
 }
 
 /** Where all faults of a check are to be seen. */
