@@ -7,6 +7,7 @@ from benchmarks import (
     client_bench,
     filter_bench,
     index_bench,
+    kafka_bench,
     message_bench,
     spark_bench,
     store_bench,
@@ -25,5 +26,6 @@ BENCHES: tuple[Bench, ...] = (
     *index_bench.BENCHES,
     *broker_bench.BENCHES,
     *client_bench.BENCHES,
+    *kafka_bench.BENCHES,
     *spark_bench.BENCHES,
 )

@@ -13,12 +13,11 @@ until it gets no faster, before the line is measured: Java compiles what it runs
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
+from benchmarks.beside import NO_ROUNDS, Load, RoundsBeside, Side, again, by_wall, per_cpu
 from benchmarks.load.asking import Pace, Paced
 from benchmarks.load.clientprocesses import CPP, ClientProcess
 from benchmarks.load.clientstage import ClientStage
@@ -34,14 +33,12 @@ from benchmarks.runner import (
     LEAST_ROUNDS,
     Bench,
     Clock,
-    NoMoreRounds,
     NotAtHand,
     Prepare,
     Sample,
     Scale,
     Work,
 )
-from benchmarks.warming import warm_up
 
 _STAGE = ClientStage()
 
@@ -51,23 +48,12 @@ _RATE = 1000.0
 _PEER_ROUNDS = 5
 #: A second at a steady pace says little: on a shared machine ratios of single ones differ by half.
 _PACED_ROUNDS = 15
-_NO_ROUNDS = "the line before this one failed, or was not asked for"
-
-T = TypeVar("T")
 
 _numbers = itertools.count()
 
 
 def _by_cpu(done: Spent) -> Sample:
     return Sample(done.messages, done.cpu, done.seconds)
-
-
-def _by_wall(done: Spent) -> Sample:
-    return Sample(done.messages, done.seconds, done.seconds)
-
-
-def _per_cpu(done: Spent) -> Sample:
-    return Sample(done.messages, done.cpu, done.cpu)
 
 
 def _is_quick(scale: Scale) -> bool:
@@ -225,7 +211,7 @@ def _latency_again(rounds: _PacedRounds) -> Prepare:
     @contextmanager
     def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
         if min(len(rounds.ours), len(rounds.floor)) < _PACED_ROUNDS:
-            raise NotAtHand(_NO_ROUNDS)
+            raise NotAtHand(NO_ROUNDS)
         yield again(rounds.ours, _p99), again(rounds.floor, _p99)
 
     return prepare
@@ -273,7 +259,7 @@ def _end_to_end(way: Sending) -> Prepare:
             return Sample(count, taken, taken)
 
         def frames() -> Sample:
-            return _by_wall(_send(_STAGE.ours, "frames", count, 1))
+            return by_wall(_send(_STAGE.ours, "frames", count, 1))
 
         run()
         yield run, frames
@@ -298,13 +284,8 @@ def _consume_through(topic: str, count: int) -> Spent:
 
 # ---- ours against others
 
-_Peer = Callable[[], ClientProcess]
-_Load = Callable[[ClientProcess, Scale], Spent]
-#: What each client took, round by round.
-_Kept = dict[ClientProcess, deque[Spent]]
 
-
-def _blocking(count: int, threads: int) -> _Load:
+def _blocking(count: int, threads: int) -> Load:
     def load(client: ClientProcess, scale: Scale) -> Spent:
         return _send(client, "blocking", count if scale.is_quick else count * 4, threads)
 
@@ -313,70 +294,6 @@ def _blocking(count: int, threads: int) -> _Load:
 
 def _pushed(client: ClientProcess, scale: Scale) -> Spent:
     return _consume(client, "sync", scale)
-
-
-def _beside(peer: _Peer, load: _Load, kept: _Kept, *, is_java: bool) -> Prepare:
-    @contextmanager
-    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
-        other = peer()
-        kept.clear()
-
-        def work(client: ClientProcess) -> Work:
-            def run() -> Sample:
-                done = _for_a_round(client, load, scale)
-                kept.setdefault(client, deque()).append(done)
-                return _by_wall(done)
-
-            return run
-
-        def slot() -> float:
-            done = load(other, scale)
-            # Compiling is CPU time; and what others do on this machine is not.
-            return done.messages / done.cpu
-
-        if is_java:
-            warm_up(slot, scale.warming)
-        for client in (_STAGE.ours, other):
-            load(client, scale)
-        yield work(_STAGE.ours), work(other)
-
-    return prepare
-
-
-def _for_a_round(client: ClientProcess, load: _Load, scale: Scale) -> Spent:
-    """The same again until it has taken as long as a round has to: what that was together."""
-    messages, seconds, cpu = 0, 0.0, 0.0
-    while seconds < scale.java_round:
-        done = load(client, scale)
-        messages += done.messages
-        seconds += done.seconds
-        cpu += done.cpu
-    return Spent(messages=messages, began=0.0, ended=seconds, cpu=cpu)
-
-
-def _beside_again(peer: _Peer, kept: _Kept) -> Prepare:
-    """The same rounds by CPU time, each once."""
-
-    @contextmanager
-    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
-        ours, other = _STAGE.ours, peer()
-        if not kept:
-            raise NotAtHand(_NO_ROUNDS)
-        yield again(kept[ours], _per_cpu), again(kept[other], _per_cpu)
-
-    return prepare
-
-
-def again(rounds: Iterable[T], sample: Callable[[T], Sample]) -> Work:
-    """Rounds that were made before, seen in another way, one after the other and none twice."""
-    left = deque(rounds)
-
-    def look() -> Sample:
-        if not left:
-            raise NoMoreRounds
-        return sample(left.popleft())
-
-    return look
 
 
 _EXECUTOR = "executor.submit for each message"
@@ -447,19 +364,29 @@ def _latency_line(name: str, prepare: Prepare, *, target: float | None = None) -
 
 
 def _peer_lines(
-    peer: _Peer, called: str, compared_with: str, *, is_java: bool, note: str = ""
+    peer: Callable[[], ClientProcess],
+    called: str,
+    compared_with: str,
+    *,
+    is_java: bool,
+    note: str = "",
 ) -> Iterator[Bench]:
     """What a user gets, by wall time; and what that costs the client's machine."""
-    loads: tuple[tuple[str, _Load], ...] = (
+    loads: tuple[tuple[str, Load], ...] = (
         ("blocking sends, 1 thread", _blocking(1000, 1)),
         ("blocking sends, 8 threads", _blocking(2000, 8)),
         ("no-op listener, 20 threads", _pushed),
     )
     for name, load in loads:
-        kept: _Kept = {}
+        rounds = RoundsBeside(
+            Side(lambda: _STAGE.ours, load),
+            Side(peer, load),
+            # Compiling is CPU time; and what others do on this machine is not.
+            warm=per_cpu if is_java else None,
+        )
         yield _line(
             f"{called}: {name}",
-            _beside(peer, load, kept, is_java=is_java),
+            rounds.by_wall,
             compared_with,
             clock=Clock.WALL,
             room="peers",
@@ -469,7 +396,7 @@ def _peer_lines(
         )
         yield _line(
             f"{called}: {name}, for the same CPU time",
-            _beside_again(peer, kept),
+            rounds.by_cpu,
             compared_with,
             room="peers",
             unit="messages per s of CPU",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from orbitmq.message.record import encode_record, pack_host, record_constants, topic_field
 
@@ -15,6 +16,8 @@ TOPICS = ("orders", "payments", "shipments", "customer-events")
 TAGS = ("created", "paid", "sent", "returned")
 START_MS = 1_700_000_000_000
 BORN_HOST = pack_host("192.168.3.14", 51234)
+#: Making more takes longer than sending them.
+_DIFFERENT = 1024
 STORE_HOST = pack_host("192.168.3.1", 10911)
 
 
@@ -47,6 +50,12 @@ def messages(count: int, body_size: int, *, topics: int = 1, seed: int = 1) -> l
             Message(TOPICS[number % topics], number % 4, _body(chance, body_size), text.encode())
         )
     return made
+
+
+def bodies(count: int, size: int, *, seed: int = 1) -> list[bytes]:
+    """`count` bodies of messages, of which no two in a row are alike."""
+    different = [each.body for each in messages(min(count, _DIFFERENT), size, seed=seed)]
+    return list(islice(cycle(different), count))
 
 
 def records(count: int, body_size: int, *, topics: int = 1, seed: int = 1) -> list[bytes]:

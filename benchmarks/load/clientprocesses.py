@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -70,6 +71,18 @@ class OurClient(ClientProcess):
 
     def __init__(self) -> None:
         super().__init__("-m", "benchmarks.load.ourclient")
+
+
+class KafkaClient(ClientProcess):
+    """One of the two for Kafka; see `kafkaclient`."""
+
+    mark = b""
+
+    def __init__(self, library: str, package: str) -> None:
+        """Raises `NotAtHand` where the library is not installed."""
+        if importlib.util.find_spec(library) is None:
+            raise NotAtHand(f"{package} is not installed; run: make setup")
+        super().__init__("-m", "benchmarks.load.kafkaclient", library.partition("_")[0])
 
 
 def _fetch_cpp(_: Tell) -> None:

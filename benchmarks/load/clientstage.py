@@ -13,10 +13,12 @@ from benchmarks.load.clientprocesses import (
     ClientProcess,
     CppClient,
     JavaClient,
+    KafkaClient,
     OurClient,
     OurCluster,
 )
 from benchmarks.load.clientwork import Send
+from benchmarks.load.kafka import KafkaBroker, KafkaJars
 from benchmarks.load.processes import Floor, Generator
 from benchmarks.runner import NotAtHand
 
@@ -66,20 +68,38 @@ class ClientStage:
         """Apache's client. Raises `NotAtHand`."""
         return self._peer("java", JavaClient)
 
+    def confluent(self) -> ClientProcess:
+        """confluent-kafka. Raises `NotAtHand`."""
+        return self._of_kafka("confluent_kafka", "confluent-kafka")
+
+    def aiokafka(self) -> ClientProcess:
+        """aiokafka. Raises `NotAtHand`."""
+        return self._of_kafka("aiokafka", "aiokafka")
+
+    @property
+    def kafka(self) -> KafkaBroker:
+        """Raises `NotAtHand`."""
+        return self._kafka_broker()
+
     def filled(self, count: int) -> str:
         """A topic of four queues with so many messages of 1 KiB."""
-        topic = f"bench-filled-{count}"
-        if topic not in self._made:
-            self._made[topic] = self.ours.ask(
-                Send(
-                    name_server=self.cluster.name_server,
-                    broker_port=self.cluster.broker_port,
-                    topic=topic,
-                    way="pipelined",
-                    count=count,
-                )
-            )
-        return topic
+        return self.filled_by(
+            self.ours,
+            Send(
+                name_server=self.cluster.name_server,
+                broker_port=self.cluster.broker_port,
+                topic=f"bench-filled-{count}",
+                way="pipelined",
+                count=count,
+            ),
+        )
+
+    def filled_by(self, client: ClientProcess, wish: Send) -> str:
+        """The topic of a wish that was fulfilled once."""
+        name = f"topic {wish.topic} at {wish.name_server}"
+        if name not in self._made:
+            self._made[name] = client.ask(wish)
+        return wish.topic
 
     def _peer(self, name: str, make: Callable[[Path], ClientProcess]) -> ClientProcess:
         if name not in self._made:
@@ -91,6 +111,16 @@ class ClientStage:
         if isinstance(made, NotAtHand):
             raise made
         return cast("ClientProcess", made)
+
+    def _kafka_broker(self) -> KafkaBroker:
+        return self._once("kafka", lambda: KafkaBroker(KafkaJars.obtain()))
+
+    def _of_kafka(self, library: str, package: str) -> ClientProcess:
+        def make(_: Path) -> ClientProcess:
+            self._kafka_broker()  # first: it is to end after its clients
+            return KafkaClient(library, package)
+
+        return self._peer(library, make)
 
     def _folder(self) -> Path:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="orbitmq-bench-")))

@@ -1,9 +1,9 @@
 """What a process with a client can be asked to do, and what it says afterwards.
 
-The three clients that are compared (ours, the C++ one from PyPI, Apache's for Java) read the same
-wishes, one JSON object a line, and answer each with a line. A client is kept between wishes, so
-that connections and compiled code are warm; a consumer is not, because each wish is for a group of
-its own that begins at the beginning.
+The clients that are compared (ours, the C++ one from PyPI, Apache's for Java, two for Kafka in
+Python) read the same wishes, one JSON object a line, and answer each with a line. A client is kept
+between wishes, so that connections and compiled code are warm; a consumer is not, because each wish
+is for a group of its own that begins at the beginning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import msgspec
 
 from benchmarks.load.asking import Failed, Paced
 
-#: How messages are sent. Of other clients: `blocking` only.
+#: How messages are sent. Of clients for RocketMQ: `blocking` only; of those for Kafka: the last
+#: three, each as far as it has them. These three send bodies alone, without tags and keys.
 Sending: TypeAlias = Literal[
     "blocking",  #: `send` of as many threads as are given
     "threadsafe",  #: the same by `run_coroutine_threadsafe`, on an asyncio producer
@@ -22,27 +23,33 @@ Sending: TypeAlias = Literal[
     "pipelined",  #: `await submit`
     "batched",  #: `await send_batch` of 32
     "frames",  #: frames that were encoded before, on a bare socket
+    "submitted",  #: `submit` of one thread, or `produce`; then every outcome is looked at
+    "gathered",  #: the same on an event loop: `await submit`, or `await send` of aiokafka
+    "many",  #: `send_many`, or `produce` of the same list
 ]
-#: How messages are consumed. Of other clients: `sync` only.
+#: How messages are consumed. Of clients for RocketMQ: `sync` only; of those for Kafka, which have
+#: no handlers: `sync`, where a function is called for each message, and `bodies`.
 Consuming: TypeAlias = Literal[
     "sync",  #: a `def` handler
     "async",  #: an `async def` handler
     "batch",  #: a `def` handler for lists of messages
     "poll",  #: a pull consumer's objects
+    "bodies",  #: the same, and the body of each is looked at
     "arrow",  #: a pull consumer's record batches
     "bare",  #: pulls on a bare socket, records cut by the decoder, a function called for each
 ]
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Send so many messages of 1 KiB."""
+    """Send so many messages."""
 
-    name_server: str
+    name_server: str  #: of Kafka: the broker
     broker_port: int
     topic: str
     way: Sending
     count: int
     threads: int = 1
+    body_size: int = 1024  #: of our client and those for Kafka; of others 1 KiB
 
 
 class Consume(msgspec.Struct, frozen=True, kw_only=True, tag=True):

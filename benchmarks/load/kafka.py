@@ -76,7 +76,7 @@ KAFKA = Peer(f"Kafka {_KAFKA}", "Maven Central", [_CACHE / "source", _CACHE / _K
 
 
 class KafkaBroker:
-    """One broker with its controller, as its own defaults have it."""
+    """One broker with its controller, as its own defaults have it, as far as one broker can."""
 
     def __init__(self, jars: KafkaJars) -> None:
         self._jars = jars
@@ -137,6 +137,8 @@ class KafkaBroker:
             # As many as the topics of ours have queues.
             "num.partitions": 4,
             "offsets.topic.replication.factor": 1,
+            # Groups of one wait for nobody.
+            "group.initial.rebalance.delay.ms": 0,
         }
 
     def _await_start(self, log: Path) -> None:

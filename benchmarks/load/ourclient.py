@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,7 +18,8 @@ from benchmarks.load.barepulls import consume_bare
 from benchmarks.load.clientwork import ClientOutcome, ClientWish, Consume, Deliver, Send, Spent
 from benchmarks.load.driving import drive
 from benchmarks.load.paceddelivery import deliver
-from benchmarks.workload import messages
+from benchmarks.load.taking import SILENCE, Arriving, Taking
+from benchmarks.workload import bodies
 from orbitmq import (
     AsyncProducer,
     Consumer,
@@ -33,11 +33,11 @@ from orbitmq import (
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.errors import OrbitError
 
-#: Longer than anything that is measured takes.
-_SILENCE = 60.0
 _DIFFERENT = 1024
 _BODY_SIZE = 1024
 _BATCH = 32
+#: Of a topic that is made by sending to it.
+_QUEUES = 4
 #: Requests on their way when sends are pipelined, by our client and by the bare socket.
 _IN_FLIGHT = 256
 
@@ -63,7 +63,7 @@ class _Work:
         self._background.start()
         self._producers: dict[str, Producer] = {}
         self._async_producers: dict[str, AsyncProducer] = {}
-        self._bodies = [each.body for each in messages(_DIFFERENT, _BODY_SIZE)]
+        self._bodies = bodies(_DIFFERENT, _BODY_SIZE)
 
     def close(self) -> None:
         for producer in self._producers.values():
@@ -91,6 +91,12 @@ class _Work:
             return _send_frames(wish)
         if wish.way == "blocking":
             return self._from_threads(wish, self._producer(wish.name_server).send)
+        if wish.way == "submitted":
+            return _submitted(wish, self._producer(wish.name_server))
+        if wish.way == "many":
+            return _many(wish, self._producer(wish.name_server))
+        if wish.way == "gathered":
+            return asyncio.run(_gathered(wish))
         producer = self._async_producer(wish.name_server)
         if wish.way == "threadsafe":
             loop = self._background.loop
@@ -126,7 +132,7 @@ class _Work:
             thread.start()
         send(self._message(wish.topic, 0))  # finds the route
         ready.wait()
-        taking = _Taking()
+        taking = Taking()
         for thread in threads:
             thread.join()
         if failures:
@@ -134,14 +140,14 @@ class _Work:
         return taking.spent(each * wish.threads)
 
     async def _awaited(self, wish: Send, producer: AsyncProducer) -> Spent:
-        taking = _Taking()
+        taking = Taking()
         for number in range(wish.count):
             await producer.send(self._message(wish.topic, number))
         return taking.spent(wish.count)
 
     async def _pipelined(self, wish: Send, producer: AsyncProducer) -> Spent:
         await producer.send(self._message(wish.topic, 0))
-        taking = _Taking()
+        taking = Taking()
         for number in range(wish.count):
             await producer.submit(self._message(wish.topic, number))
         await producer.flush()
@@ -149,7 +155,7 @@ class _Work:
 
     async def _batched(self, wish: Send, producer: AsyncProducer) -> Spent:
         queues = itertools.cycle(await producer.queues(wish.topic))
-        taking = _Taking()
+        taking = Taking()
         for first in range(0, wish.count, _BATCH * 2):
             # Two at a time: one is encoded while the other is stored.
             await asyncio.gather(
@@ -169,22 +175,59 @@ class _Work:
 
     def _producer(self, name_server: str) -> Producer:
         if name_server not in self._producers:
-            producer = Producer("bench-blocking", name_server=name_server)
+            sending = SendSettings(auto_create_queues=_QUEUES)
+            producer = Producer("bench-blocking", name_server=name_server, sending=sending)
             producer.start()
             self._producers[name_server] = producer
         return self._producers[name_server]
 
     def _async_producer(self, name_server: str) -> AsyncProducer:
         if name_server not in self._async_producers:
-            sending = SendSettings(max_in_flight=_IN_FLIGHT)
+            sending = SendSettings(max_in_flight=_IN_FLIGHT, auto_create_queues=_QUEUES)
             producer = AsyncProducer("bench-async", name_server=name_server, sending=sending)
             self._background.run(producer.start())
             self._async_producers[name_server] = producer
         return self._async_producers[name_server]
 
 
+def _submitted(wish: Send, producer: Producer) -> Spent:
+    several = bodies(wish.count, wish.body_size)
+    producer.send(wish.topic, several[0])  # finds the route
+    taking = Taking()
+    futures = [producer.submit(wish.topic, body) for body in several]
+    for future in futures:
+        future.result()
+    return taking.spent(wish.count)
+
+
+def _many(wish: Send, producer: Producer) -> Spent:
+    several = bodies(wish.count, wish.body_size)
+    producer.send(wish.topic, several[0])
+    taking = Taking()
+    results = producer.send_many(wish.topic, several)
+    spent = taking.spent(wish.count)
+    if len(results) != wish.count:
+        raise ValueError(f"{len(results)} results for {wish.count} messages")
+    return spent
+
+
+async def _gathered(wish: Send) -> Spent:
+    several = bodies(wish.count, wish.body_size)
+    sending = SendSettings(auto_create_queues=_QUEUES)
+    async with AsyncProducer(
+        "bench-gathered", name_server=wish.name_server, sending=sending
+    ) as producer:
+        await producer.send(wish.topic, several[0])
+        taking = Taking()
+        futures = [await producer.submit(wish.topic, body) for body in several]
+        await producer.flush()
+        for future in futures:
+            future.result()
+        return taking.spent(wish.count)
+
+
 def _send_frames(wish: Send) -> Spent:
-    taking = _Taking()
+    taking = Taking()
     done = drive(
         Drive(
             target=Target(port=wish.broker_port, pid=os.getpid()),
@@ -204,10 +247,10 @@ def _send_frames(wish: Send) -> Spent:
 
 def _consume(wish: Consume) -> Spent:
     if wish.way == "bare":
-        taking = _Taking()
+        taking = Taking()
         consume_bare(wish.broker_port, wish.topic, wish.count)
         return taking.spent(wish.count)
-    if wish.way in ("poll", "arrow"):
+    if wish.way in ("poll", "bodies", "arrow"):
         return _poll(wish)
     return _push(wish)
 
@@ -216,7 +259,7 @@ def _push(wish: Consume) -> Spent:
     consumer = Consumer(
         wish.group, name_server=wish.name_server, consume_from=Position.FIRST, workers=20
     )
-    arriving = _Arriving(wish.count)
+    arriving = Arriving(wish.count)
     if wish.way == "sync":
 
         @consumer.on(wish.topic)
@@ -244,76 +287,18 @@ def _poll(wish: Consume) -> Spent:
         wish.group, name_server=wish.name_server, consume_from=Position.FIRST
     ) as consumer:
         consumer.subscribe(wish.topic)
-        arriving = _Arriving(wish.count)
+        arriving = Arriving(wish.count)
         while not arriving.is_complete:
             if wish.way == "poll":
-                came = len(consumer.poll(timeout=_SILENCE))
+                came = len(consumer.poll(timeout=SILENCE))
+            elif wish.way == "bodies":
+                came = sum(bool(each.body) for each in consumer.poll(timeout=SILENCE))
             else:
-                came = consumer.poll_arrow(timeout=_SILENCE).num_rows
+                came = consumer.poll_arrow(timeout=SILENCE).num_rows
             if not came:
-                raise TimeoutError(f"nothing came for {_SILENCE:g} s")
+                raise TimeoutError(f"nothing came for {SILENCE:g} s")
             arriving.note(came)
         return arriving.wait()
-
-
-# ---- what it takes
-
-
-class _Taking:
-    """The clocks at the beginning."""
-
-    def __init__(self) -> None:
-        self._cpu = time.process_time()
-        self._began = time.monotonic()
-
-    def spent(self, count: int) -> Spent:
-        ended = time.monotonic()
-        cpu = time.process_time() - self._cpu
-        return Spent(messages=count, began=self._began, ended=ended, cpu=cpu)
-
-
-class _Arriving:
-    """Counts messages, from the first one on, in any thread.
-
-    Handlers of several threads call it. `next` of a count is one step of the interpreter: none is
-    lost, without a lock, which would be dearer than all else here.
-    """
-
-    def __init__(self, wanted: int) -> None:
-        self._wanted = wanted
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        self._sum = 0
-        self._taking: _Taking | None = None
-        self._first = 0
-        self._spent: Spent | None = None
-        self._ended = threading.Event()
-
-    @property
-    def is_complete(self) -> bool:
-        return self._ended.is_set()
-
-    def note_one(self) -> None:
-        self._note(next(self._numbers))
-
-    def note(self, count: int) -> None:
-        with self._lock:  # once for a batch: cheap enough
-            self._sum += count
-            had = self._sum
-        self._note(had)
-
-    def _note(self, had: int) -> None:
-        if self._taking is None:
-            self._taking = _Taking()
-            self._first = had
-        elif had >= self._wanted and self._spent is None:
-            self._spent = self._taking.spent(had - self._first)
-            self._ended.set()
-
-    def wait(self) -> Spent:
-        if not self._ended.wait(_SILENCE) or self._spent is None:
-            raise TimeoutError(f"{self._wanted} messages did not come within {_SILENCE:g} s")
-        return self._spent
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_where_a_source_is_out_of_reach_one_line_says_so_and_the_rest_is_measure
 
 
 def test_every_line_beside_something_of_others_names_what_is_to_be_fetched():
-    words = ("Apache RocketMQ", "C++", "Kafka")
+    words = ("Apache RocketMQ", "C++", "Kafka", "kafka")
 
     named = {each.name: each.peer is not None for each in BENCHES}
     needed = {each.name: any(word in each.compared_with for word in words) for each in BENCHES}

@@ -7,7 +7,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from benchmarks.client_bench import again
+from benchmarks.beside import again
 from benchmarks.load.clientwork import Spent
 from benchmarks.runner import NoMoreRounds, Sample
 from benchmarks.warming import Warming, warm_up
