@@ -159,6 +159,17 @@ async def test_what_cannot_be_sent_is_refused_before_anything_is(columns, option
     assert cluster.sent == []
 
 
+async def test_properties_that_no_broker_could_store_are_refused_before_anything_is_sent():
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        keys = ["k"] * 20_000
+        keys[15_000] = "x" * 40_000
+
+        with pytest.raises(MessageRefused, match=r"\[15000\]\.properties take 40[0-9]{3} bytes"):
+            await producer.send_many("orders", [b"x"] * len(keys), keys=keys)
+
+    assert cluster.sent == []
+
+
 async def test_properties_of_the_system_are_refused():
     table = pa.table(
         {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer, Producer
@@ -16,6 +18,7 @@ from orbitmq.client.producer.submit import SendFuture
 from orbitmq.errors import BrokerRefused, SendFailed
 from orbitmq.message.record import COMPRESSED
 from orbitmq.remoting.settings import RequestTimedOut
+from orbitmq.testing import EmbeddedCluster
 from orbitmq.wire.codes import Release, RequestCode, ResponseCode, ordinal_of
 from tests.support.producing import HANG_UP, SILENCE, Answering, ScriptedCluster, scripted_cluster
 from tests.support.remoting import DEADLINE, until
@@ -92,6 +95,42 @@ async def test_one_bad_message_among_a_thousand_fails_alone(place):
     assert bad.code == ResponseCode.MESSAGE_ILLEGAL
     assert all(isinstance(outcome, SendResult) for outcome in outcomes)
     assert cluster.bodies[1:] == bodies[:place] + bodies[place + 1 :]
+
+
+@pytest.mark.parametrize("answer", ["refused", ResponseCode.GO_AWAY])
+@pytest.mark.parametrize("settings", [PATIENT, replace(PATIENT, batch_messages=7)])
+async def test_messages_of_a_key_keep_their_order_when_a_broker_refuses_a_batch(settings, answer):
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        await producer.send("orders", b"to connect", ordering_key=1)
+        bodies = [b"%04d" % number + bytes(2000) for number in range(700)]
+        cluster.script = {"a": [0, 0] if answer == "refused" else [0, 0, answer]}
+        cluster.refused = {bodies[20]} if answer == "refused" else set()
+        futures = await _submitted(producer, bodies, ordering_key=1)
+
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+
+    stored = [result.msg_id for result in outcomes if isinstance(result, SendResult)]
+    assert len(stored) == 700 - len(cluster.refused)
+    arrived = [unique_id for sent in cluster.sent[1:] for unique_id in sent.ids]
+    # What the broker sent away has come twice: the second time counts.
+    assert list(dict.fromkeys(reversed(arrived))) == stored[::-1]
+
+
+def test_messages_of_a_key_keep_their_order_at_a_broker_that_takes_no_batch_so_large():
+    def small(settings: BrokerSettings) -> BrokerSettings:
+        return replace(settings, send=replace(settings.send, max_message_size=100_000))
+
+    with (
+        EmbeddedCluster(adjust=small) as cluster,
+        Producer("svc", name_server=cluster.name_server) as producer,
+    ):
+        cluster.create_topic("orders", queues=4)
+        producer.send("orders", b"to connect", ordering_key=1)
+        futures = [producer.submit("orders", bytes(2000), ordering_key=1) for _ in range(2000)]
+
+        offsets = [future.result(DEADLINE).queue_offset for future in futures]
+
+    assert offsets == list(range(1, 2001))
 
 
 LARGE = bytes(5000)
@@ -295,6 +334,22 @@ async def test_messages_of_many_threads_keep_the_order_of_their_keys(cluster):
         offsets = [result.queue_offset for result in mine]
         assert offsets == sorted(offsets)
     assert len(cluster.messages("orders")) == 2000
+
+
+async def test_a_callback_that_ends_its_program_takes_no_outcome_from_the_others_of_a_batch(
+    cluster,
+):
+    def end(_: object) -> None:
+        raise SystemExit(3)
+
+    def work() -> list[SendResult]:
+        with Producer("svc", name_server=cluster.name_server) as producer:
+            producer.send("orders", b"to connect", ordering_key=1)
+            futures = [producer.submit("orders", b"x", ordering_key=1) for _ in range(200)]
+            futures[20].add_done_callback(end)
+            return [future.result(DEADLINE) for future in futures]
+
+    assert len(await asyncio.to_thread(work)) == 200
 
 
 def _result(number: int) -> SendResult:

@@ -43,6 +43,7 @@ _ROUND: Final = 256
 _ROUND_BYTES: Final = 1024 * 1024
 #: Of the refusals that are not final for a message, the one that a single message may cause.
 _SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+_GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 
 
 class Lane:
@@ -80,12 +81,15 @@ class Pool:
 class Round:
     """Frames that were sent to one queue together."""
 
-    __slots__ = ("frames", "is_open", "lane", "pool")
+    __slots__ = ("back", "frames", "is_open", "lane", "pool")
 
     def __init__(self, lane: Lane, pool: Pool | None, frames: list[Frame]) -> None:
         self.lane = lane
+        #: Whose messages they are; None: the lane's own, which keep their order.
         self.pool = pool
         self.frames = frames
+        #: Messages that need another connection, in their order: they come before what waits.
+        self.back: list[Sending] = []
         #: Frames that have no outcome yet.
         self.is_open = len(frames)
 
@@ -276,16 +280,19 @@ class Accumulator:
             size += its_size
             if count and size > most_bytes:
                 break
-            waiting.popleft()
-            count += 1
-            sending.first = None
             is_plain = may_batch and sending.draft.is_plain
-            if (
+            begins = (
                 not is_plain
                 or not run
                 or len(run) >= self._most
-                or (run_size + its_size > self._most_bytes)
-            ):
+                or run_size + its_size > self._most_bytes
+            )
+            if begins and pool is None and len(run) > 1:
+                break  # if the batch is refused, its halves come before what follows
+            waiting.popleft()
+            count += 1
+            sending.first = None
+            if begins:
                 run, run_size = [], 0
                 frames.append(Frame(run))
             run.append(sending)
@@ -303,9 +310,8 @@ class Accumulator:
         while frame.parts:
             frame.connection = self._publisher.open_connection(round_.lane.queue.broker)
             if frame.connection is None:
-                left = deque(sending for part in reversed(frame.parts) for sending in part)
+                round_.back += [sending for part in reversed(frame.parts) for sending in part]
                 frame.parts.clear()
-                self._leave(left)
             elif self._is_sent(round_, frame, frame.parts.pop(), frame.connection):
                 return
         round_.is_open -= 1
@@ -313,6 +319,7 @@ class Accumulator:
             return
         lane, pool = round_.lane, round_.pool
         lane.round = None
+        lane.waiting.extendleft(reversed(round_.back))
         if pool is not None:
             pool.in_flight[lane.queue.broker] -= 1
         self._push(lane)
@@ -343,7 +350,7 @@ class Accumulator:
             answered = partial(self._answered, round_, frame)
             connection.submit_encoded(draft.code, encode, answered, timeout=latest - now)
         except RemotingError as error:
-            self._settle(queue, frame, error)
+            self._settle(round_, frame, error)
             return False
         except Exception as error:  # noqa: BLE001  # no frame can be made of it: the caller's to see
             self._refused(frame, error)
@@ -372,12 +379,17 @@ class Accumulator:
 
     def _answered(self, round_: Round, frame: Frame, outcome: Command | RemotingError) -> None:
         try:
-            self._settle(round_.lane.queue, frame, outcome)
+            self._settle(round_, frame, outcome)
         finally:
             self._advance(round_, frame)
 
-    def _settle(self, queue: Queue, frame: Frame, outcome: Command | RemotingError) -> None:
-        members, frame.members = frame.members, []
+    def _settle(self, round_: Round, frame: Frame, outcome: Command | RemotingError) -> None:
+        queue, members, frame.members = round_.lane.queue, frame.members, []
+        if round_.pool is None and isinstance(outcome, Command) and outcome.code == _GO_AWAY:
+            # Nothing was taken. They go on in their order, on another connection.
+            self._publisher.gone_away(queue, frame.connection)
+            round_.back += [sending for sending in members if sending is not None]
+            return
         if len(members) > 1 and isinstance(outcome, Command):
             if outcome.code in STORED:
                 self._stored(queue, frame, members, outcome)

@@ -357,6 +357,8 @@ async def send_columns(
         raise SettingError("queue and ordering_key exclude each other: give one of them")
     core.running()
     chunks = checked(table, topic, core.settings.max_message_size)
+    for chunk in chunks:
+        core.drafting.check_properties(lengths(chunk.properties), chunk.first)
     return await _Columns(core, topic, timeout, queue, ordering_key).send(chunks)
 
 
@@ -499,7 +501,6 @@ class _Part:
         if core.drafting.namespace is not None:
             parts.append(item(INSTANCE_ID, repeated(core.drafting.namespace, len(bodies))))
         self._properties = pc.binary_join_element_wise(*parts, "").cast(pa.binary())
-        core.drafting.check_properties(lengths(self._properties))
         self.encoded: EncodedMessages = encode_messages(bodies, self._properties, self._flags)
 
     def frames(self) -> list[tuple[int, int]]:

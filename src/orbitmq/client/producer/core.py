@@ -528,9 +528,9 @@ class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
     is_plain: bool = False
 
 
-def _too_many_properties(size: int) -> MessageRefused:
+def _too_many_properties(size: int, field: str = "properties") -> MessageRefused:
     return MessageRefused(
-        "properties",
+        field,
         f"take {size} bytes together with tags, keys and ids, and may take {LONGEST_PROPERTIES}",
     )
 
@@ -637,11 +637,15 @@ class Drafting:
             body, compression = self._stored(body)
         return Draft(topic, body, properties, unique_id, flag, compression)
 
-    def check_properties(self, sizes: Int64s) -> None:
-        """Refuse rows with more properties than a broker can store."""
-        if len(sizes) and int(sizes.max()) > LONGEST_PROPERTIES:
+    def check_properties(self, sizes: Int64s, first: int) -> None:
+        """Refuse rows, from `first` on, with more properties than a broker can store.
+
+        The sizes are without what is added here: the id and the namespace.
+        """
+        added = len(self.property_string({UNIQ_KEY: self.ids()}))
+        if len(sizes) and int(sizes.max()) + added > LONGEST_PROPERTIES:
             row = int(sizes.argmax())
-            raise _too_many_properties(int(sizes[row]))
+            raise _too_many_properties(int(sizes[row]) + added, f"[{first + row}].properties")
 
     def passed_on(
         self,

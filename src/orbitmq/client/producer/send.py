@@ -498,6 +498,12 @@ class Publisher:
         """A broker has stored what it was sent."""
         self._faults.answered(broker, latency)
 
+    def gone_away(self, queue: Queue, connection: Connection | None) -> None:
+        """A broker that stops has refused what it was sent."""
+        self._faults.failed(queue.broker)
+        if connection is not None:
+            self._links.went_away(queue, connection)
+
     def settle(
         self,
         sending: Sending,

@@ -113,7 +113,10 @@ class Submissions:
             self._core.note_failure(sending.topic, outcome)
         sent = sending.sent
         if isinstance(sent, SendFuture):
-            sent.settle(outcome)
+            try:
+                sent.settle(outcome)
+            except (KeyboardInterrupt, SystemExit) as error:
+                self._raise_later(error)
         elif sent is None or sent.done():  # cancelled by the application
             return
         elif isinstance(outcome, BaseException):
@@ -121,6 +124,10 @@ class Submissions:
             sent.exception()  # it was logged, and need not be retrieved
         else:
             sent.set_result(outcome)
+
+    def _raise_later(self, error: BaseException) -> None:
+        """A callback wants the program to end: only after others of the batch have outcomes."""
+        raise error
 
     def retry(self, sending: Sending) -> None:
         """Make further attempts in a task."""
@@ -326,12 +333,21 @@ class ThreadSubmissions(Submissions):
             if self._posted:  # a callback or a selector wants the program to end
                 asyncio.get_running_loop().call_soon(self._begin_posted)
 
+    def _raise_later(self, error: BaseException) -> None:
+        if not self._thread.is_current:
+            raise error
+        asyncio.get_running_loop().call_soon(_raise, error)
+
     def _gathered(self) -> AbstractContextManager[None]:
         """What is begun meanwhile was posted since the last turn, and goes together."""
         try:
             return self._accumulator.burst()
         except NotRunning:  # each message meets it again
             return nullcontext()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 #: States of `concurrent.futures.Future`.
@@ -361,8 +377,9 @@ class SendFuture(concurrent.futures.Future[SendResult]):
         values = self.__dict__
         values.setdefault("_waiters", [])
         values.setdefault("_done_callbacks", [])
-        values.setdefault("_condition", threading.Condition())
+        # First the claim: whoever finds the condition, also after an interrupt, has claimed it.
         values.setdefault("_claim", _RUNNING)
+        values.setdefault("_condition", threading.Condition())
         return values[name]
 
     def settle(self, outcome: SendResult | BaseException) -> None:
