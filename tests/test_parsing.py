@@ -270,6 +270,49 @@ class Outer:
     remark: str | None = None
 
 
+NOW = 1_800_000_000.0
+AT_EPOCH = parsing.Position(parsing.Place.TIME, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (" Beginning ", parsing.Position.EARLIEST),
+        ("latest", parsing.Position.LATEST),
+        (7, parsing.Position(parsing.Place.OFFSET, offset=7)),
+        ("1763539200", parsing.Position(parsing.Place.OFFSET, offset=1_763_539_200)),
+        ("20260131235959", parsing.Position(parsing.Place.TIME, LOCAL)),
+        (1763539200.0, parsing.Position(parsing.Place.TIME, 1_763_539_200.0)),
+        ("-10m", parsing.Position(parsing.Place.TIME, NOW - 600)),
+        (timedelta(minutes=10), parsing.Position(parsing.Place.TIME, NOW - 600)),
+        ("-999999999d", AT_EPOCH),
+        (timedelta(days=999_999), AT_EPOCH),
+    ],
+    ids=str,
+)
+def test_a_position_is_a_word_an_offset_a_time_or_an_age(given, meant):
+    assert parsing.position(given, "begin", now=NOW) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (1_763_539_200, "begin: 1763539200 may be an offset or seconds since the epoch"),
+        (1763539200000.0, "begin: 1763539200000.0 is beyond the year 9999; a float is seconds"),
+        (-1, "begin must be earliest, latest, a time such as"),
+        ("soon", "begin must be earliest, latest, a time such as"),
+        (True, "begin must be earliest, latest, a time such as"),
+        (math.nan, "begin must be earliest, latest, a time such as"),
+    ],
+    ids=str,
+)
+def test_a_position_that_is_none_or_may_be_two_is_refused(given, reason):
+    with pytest.raises(SettingError) as refused:
+        parsing.position(given, "begin", now=NOW)
+
+    assert str(refused.value).startswith(reason)
+
+
 class Source:
     kind = Colour.RED.value
     inner = (SimpleNamespace(name="a", other=1),)

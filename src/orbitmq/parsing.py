@@ -444,11 +444,16 @@ def position(given: AnyPosition, name: str, *, now: float | None = None) -> Posi
     if isinstance(given, Position):
         return given
     if isinstance(given, timedelta):
-        return Position(Place.TIME, _now(now) - abs(given.total_seconds()))
+        return _ago(abs(given.total_seconds()), now)
     if isinstance(given, int) and not isinstance(given, bool) and given >= _LIKE_A_TIME:
         raise SettingError(
             f"{name}: {given} may be an offset or seconds since the epoch; write '{given}' for the "
             f"offset, {given}.0 for the time"
+        )
+    if isinstance(given, float) and given > _LAST_MS / 1000:
+        raise SettingError(
+            f"{name}: {given!r} is beyond the year 9999; a float is seconds since the epoch, not "
+            "milliseconds"
         )
     found = _position_in(given, now) if isinstance(given, str) else _position_of(given, name)
     if found is None:
@@ -474,7 +479,7 @@ def _position_in(given: str, now: float | None) -> Position | None:
         offset = int(text)
         return Position(Place.OFFSET, offset=offset) if offset <= LARGEST_LONG else None
     if (age := age_of(text)) is not None:
-        return Position(Place.TIME, _now(now) - age)
+        return _ago(age, now)
     try:
         return Position(Place.TIME, moment(text))
     except SettingError:
@@ -491,8 +496,8 @@ def age_of(text: str) -> float | None:
         return None
 
 
-def _now(now: float | None) -> float:
-    return time.time() if now is None else now
+def _ago(age: float, now: float | None) -> Position:
+    return Position(Place.TIME, max(0.0, (time.time() if now is None else now) - age))
 
 
 def positive(value: object, name: str) -> float:
