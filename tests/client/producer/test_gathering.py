@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import zlib
 from collections import Counter
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.send import SendResult, SendStatus
 from orbitmq.client.producer.submit import SendFuture
-from orbitmq.errors import BrokerRefused, SendFailed
+from orbitmq.errors import BrokerRefused, OrbitError, SendFailed
 from orbitmq.message.record import COMPRESSED
 from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.testing import EmbeddedCluster
@@ -155,6 +156,44 @@ async def test_what_a_batch_cannot_carry_goes_alone_and_in_its_place(options, is
     assert frames == [[b"0"], [b"1", b"2"], odd, [b"3", b"4"]]
     assert (odd == [b"odd"]) is is_as_sent
     assert bool(cluster.sent[3].header.sys_flag & COMPRESSED) is not is_as_sent
+
+
+@pytest.mark.parametrize("place", [1, 3, 5])
+@pytest.mark.parametrize("settings", [PATIENT, SendSettings(batch_messages=3)])
+async def test_nothing_overtakes_a_batch_that_was_refused(place, settings):
+    bodies = [*_numbered(6), LARGE, b"6", b"7"]
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        await producer.send("orders", b"to connect", ordering_key=1)
+        cluster.refused = {bodies[place]}
+        futures = await _submitted(producer, bodies, ordering_key=1)
+
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+
+    assert [place for place, each in enumerate(outcomes) if isinstance(each, OrbitError)] == [place]
+    del bodies[place]
+    bodies[bodies.index(LARGE)] = zlib.compress(LARGE, SendSettings().compression_level)
+    assert cluster.bodies[1:] == bodies
+
+
+async def test_nothing_overtakes_a_batch_that_is_sent_again_because_a_broker_leaves():
+    settings = SendSettings(timeout=DEADLINE)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        await producer.send("orders", b"to connect", ordering_key=1)
+        cluster.script = {"a": [0, ResponseCode.GO_AWAY, 0, ResponseCode.GO_AWAY]}
+        futures = await _submitted(producer, _numbered(20), ordering_key=1)
+        await futures[0]
+        futures += await _submitted(producer, [b"%d" % n for n in range(20, 40)], ordering_key=1)
+        await until(lambda: len(cluster.sent) > 3)
+        futures += await _submitted(producer, [b"%d" % n for n in range(40, 60)], ordering_key=1)
+
+        results = await asyncio.gather(*futures)
+
+    assert all(result.is_ok for result in results)
+    _, first, sent_away, second, also_sent_away, *following = cluster.sent
+    assert sent_away.bodies[0] == second.bodies[0] == b"1"
+    assert also_sent_away.bodies[0] == following[0].bodies[0]
+    stored = [body for sent in (first, second, *following) for body in sent.bodies]
+    assert stored == _numbered(60)
 
 
 async def test_messages_for_a_time_go_alone():

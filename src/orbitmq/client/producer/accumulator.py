@@ -7,7 +7,8 @@ a batch cannot carry goes alone, in its place between the batches of a round.
 
 Each message has its own outcome and its own time. A broker stores a batch as a whole or not at all:
 one that it refuses is halved until the refused message is alone, the others keeping their order.
-Everything belongs to the loop.
+Nothing overtakes what is bound to a queue and has to be sent again, or waits for its broker to be
+connected again. Everything belongs to the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.producer.send import RETRIED, STORED, SendResult, SendStatus, results_of
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NotRunning, OrbitError
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, encode_batch
 from orbitmq.remoting.settings import RemotingError, RequestTimedOut
 from orbitmq.wire.codes import ResponseCode
@@ -43,7 +44,6 @@ _ROUND: Final = 256
 _ROUND_BYTES: Final = 1024 * 1024
 #: Of the refusals that are not final for a message, the one that a single message may cause.
 _SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
-_GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 
 
 class Lane:
@@ -210,7 +210,11 @@ class Accumulator:
             return
         if isinstance(place, Pool):
             self._push_pool(place)
-        elif place.round is None:
+        elif place.round is not None:
+            return
+        elif self._publisher.open_connection(place.queue.broker) is None:
+            self._reconnect(place)
+        else:
             self._start(place, place.waiting, None)
 
     def _is_due(self, place: Lane | Pool) -> bool:
@@ -263,11 +267,8 @@ class Accumulator:
         return None
 
     def _start(self, lane: Lane, waiting: deque[Sending], pool: Pool | None) -> None:
-        """Send a round of messages to a queue."""
+        """Send a round of messages to a queue, whose broker is connected."""
         broker = lane.queue.broker
-        if self._publisher.open_connection(broker) is None:
-            self._leave(waiting)
-            return
         # Until a broker has said what it is, nothing is known of its batches.
         may_batch = self._most > 1 and self._publisher.is_old(broker) is not None
         most, most_bytes = max(self._most, _ROUND), max(self._most_bytes, _ROUND_BYTES)
@@ -315,8 +316,11 @@ class Accumulator:
             elif self._is_sent(round_, frame, frame.parts.pop(), frame.connection):
                 return
         round_.is_open -= 1
-        if round_.is_open:
-            return
+        if not round_.is_open:
+            self._close(round_)
+
+    def _close(self, round_: Round) -> None:
+        """Have the next messages sent."""
         lane, pool = round_.lane, round_.pool
         lane.round = None
         lane.waiting.extendleft(reversed(round_.back))
@@ -327,6 +331,47 @@ class Accumulator:
         if pool is not None:
             pool.is_full = False
             self._push(pool)
+
+    def _reconnect(self, lane: Lane) -> None:
+        """Keep what is bound to a queue there, in its order, until its broker is connected again.
+
+        Other messages may go elsewhere.
+        """
+        lane.round = round_ = Round(lane, None, [])
+        waiting, lane.waiting = lane.waiting, deque()
+        lane.waiting.extend(sending for sending in waiting if sending.is_bound)
+        for sending in waiting:
+            if not sending.is_bound:
+                sending.first = None
+                sending.sender.not_ready(sending)
+        try:
+            task = self._publisher.spawn(self._connect(lane), "connect again")
+        except NotRunning:
+            self._leave(lane.waiting)
+            return
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
+                self._leave(lane.waiting)
+            self._close(round_)
+
+        task.add_done_callback(ended)
+
+    async def _connect(self, lane: Lane) -> None:
+        """Connect to the broker of a queue. Returns also when nothing waits for it any more."""
+        publisher, queue = self._publisher, lane.queue
+        while lane.waiting:
+            await asyncio.sleep(publisher.pause(lane.waiting[0], queue.broker))
+            lane.waiting = deque(self._in_time(lane.waiting, self._monotonic(), queue))
+            if not lane.waiting or publisher.open_connection(queue.broker) is not None:
+                return
+            first = lane.waiting[0]
+            await publisher.connect(first, queue, others=False)
+            if publisher.open_connection(queue.broker) is not None:
+                return
+            for sending in lane.waiting:
+                sending.error = sending.error or first.error
+                sending.tried[queue.broker] = sending.tried.pop(queue.broker, 0) + 1
 
     def _is_sent(
         self, round_: Round, frame: Frame, part: list[Sending], connection: Connection
@@ -385,11 +430,6 @@ class Accumulator:
 
     def _settle(self, round_: Round, frame: Frame, outcome: Command | RemotingError) -> None:
         queue, members, frame.members = round_.lane.queue, frame.members, []
-        if round_.pool is None and isinstance(outcome, Command) and outcome.code == _GO_AWAY:
-            # Nothing was taken. They go on in their order, on another connection.
-            self._publisher.gone_away(queue, frame.connection)
-            round_.back += [sending for sending in members if sending is not None]
-            return
         if len(members) > 1 and isinstance(outcome, Command):
             if outcome.code in STORED:
                 self._stored(queue, frame, members, outcome)
@@ -399,8 +439,13 @@ class Accumulator:
                 _halve(frame, left)
                 return
         for sending in members:
-            if sending is not None:
-                self._publisher.settle(sending, queue, outcome, frame.connection)
+            if sending is None or self._publisher.settle(sending, queue, outcome, frame.connection):
+                continue
+            if sending.is_bound:
+                # Nothing was taken. It goes on in its order, on another connection.
+                round_.back.append(sending)
+            else:
+                sending.sender.retry(sending)
 
     def _stored(
         self, queue: Queue, frame: Frame, members: Sequence[Sending | None], answer: Command
@@ -417,8 +462,8 @@ class Accumulator:
                 continue
             if status is SendStatus.OK or not isinstance(outcome, SendResult):
                 sending.sender.finish(sending, outcome)
-            else:
-                publisher.settle_stored(sending, outcome)
+            elif not publisher.settle_stored(sending, outcome):
+                sending.sender.retry(sending)
 
     @staticmethod
     def _refused(frame: Frame, error: Exception) -> None:
@@ -475,7 +520,8 @@ class Accumulator:
                 continue
             frame.members[place] = None
             late = RequestTimedOut(connection.remote, sending.draft.code, now - sending.began)
-            self._publisher.settle(sending, queue, late, connection)
+            if not self._publisher.settle(sending, queue, late, connection):
+                sending.sender.retry(sending)
 
     def _times(self) -> Iterator[float]:
         """When each message runs out of time."""

@@ -17,7 +17,7 @@ import enum
 import itertools
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, cast
 
@@ -229,8 +229,7 @@ class Publisher:
 
     async def _next_outcome(self, sending: Sending) -> SendResult | None:
         queue, others = await self._targets.choose(sending)
-        if times := sending.tried.get(queue.broker, 0):
-            pause = self._settings.retry_pause * 2 ** min(times - 1, 6)
+        if pause := self.pause(sending, queue.broker):
             left = sending.deadline - self._monotonic()
             await asyncio.sleep(min(pause, max(0.0, left)))
             if pause >= left:
@@ -498,30 +497,24 @@ class Publisher:
         """A broker has stored what it was sent."""
         self._faults.answered(broker, latency)
 
-    def gone_away(self, queue: Queue, connection: Connection | None) -> None:
-        """A broker that stops has refused what it was sent."""
-        self._faults.failed(queue.broker)
-        if connection is not None:
-            self._links.went_away(queue, connection)
-
     def settle(
         self,
         sending: Sending,
         queue: Queue,
         outcome: Command | OrbitError,
         connection: Connection | None,
-    ) -> None:
-        """Tell the sender what an attempt led to."""
-        self._conclude(sending, lambda: self._settle(sending, queue, outcome, connection))
+    ) -> bool:
+        """Tell the sender what an attempt led to; False if another attempt is due."""
+        return self._conclude(sending, lambda: self._settle(sending, queue, outcome, connection))
 
-    def settle_stored(self, sending: Sending, result: SendResult) -> None:
+    def settle_stored(self, sending: Sending, result: SendResult) -> bool:
         """The same for one of the messages of a batch that was stored."""
         sending.attempts += 1
         sending.counted += 1
-        self._conclude(sending, lambda: self._settle_stored(sending, result))
+        return self._conclude(sending, lambda: self._settle_stored(sending, result))
 
     @staticmethod
-    def _conclude(sending: Sending, settle: Callable[[], SendResult | None]) -> None:
+    def _conclude(sending: Sending, settle: Callable[[], SendResult | None]) -> bool:
         try:
             result = settle()
         except OrbitError as error:
@@ -529,9 +522,18 @@ class Publisher:
             sending.sender.finish(sending, error if sending.result is None else sending.result)
         else:
             if result is None:
-                sending.sender.retry(sending)
-            else:
-                sending.sender.finish(sending, result)
+                return False
+            sending.sender.finish(sending, result)
+        return True
+
+    def pause(self, sending: Sending, broker: str) -> float:
+        """Seconds to wait before the next attempt at a broker."""
+        times = sending.tried.get(broker, 0)
+        return self._settings.retry_pause * 2 ** min(times - 1, 6) if times else 0.0
+
+    def spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """Run a coroutine until the client stops. Raises `NotRunning`."""
+        return self._engine.spawn(coroutine, name)
 
     async def finish(self, sending: Sending) -> None:
         """Make attempts until there is an outcome, which the sender gets."""
