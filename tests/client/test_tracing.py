@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from orbitmq import (
@@ -37,6 +38,7 @@ from orbitmq.client import tracing as tracing_module  # noqa: E402
 from orbitmq.client.tracing import Tracing  # noqa: E402
 
 PATIENCE = 20.0
+_MAPS = pa.map_(pa.string(), pa.string())
 
 
 class Recorder:
@@ -259,6 +261,44 @@ def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(recorder, 
         context.trace_id for context in contexts if context is not None
     ]
     assert process.parent is None
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_call_that_sends_columns_is_one_span(recorder, cluster, is_async):
+    other = f"00-{7:032x}-{8:016x}-01"
+    maps = [[("country", "DE")], None, [("traceparent", other), ("x", "1")], []]
+    table = pa.table({"body": list("abcd"), "properties": pa.array(maps, _MAPS)}).slice(1)
+
+    def blocking() -> None:
+        with shop(cluster, recorder.tracing) as producer:
+            producer.send_many("orders", [b"1", b"2"], keys=["k1", "k2"], queue=None)
+            producer.send_arrow("orders", table, ordering_key=1)
+            with pytest.raises(MessageRefused):
+                producer.send_many("orders", [b"1", b""])
+
+    if is_async:
+        made = recorder.tracing.trace(AsyncProducer("shop", name_server=cluster.name_server))
+        async with made as producer:
+            await producer.send_many("orders", [b"1", b"2"], keys=["k1", "k2"], queue=None)
+            await producer.send_arrow("orders", table, ordering_key=1)
+            with pytest.raises(MessageRefused):
+                await producer.send_many("orders", [b"1", b""])
+    else:
+        await asyncio.to_thread(blocking)
+
+    many, columns, failed = recorder.named("send orders")
+    counts = [(span.attributes or {})["messaging.batch.message_count"] for span in recorder.spans]
+    assert counts == [2, 3, 2]
+    assert failed.status.status_code is StatusCode.ERROR
+    assert (many.attributes or {})["orbitmq.send.status"] == "ok"
+    assert "messaging.message.id" not in (many.attributes or {})
+    assert [link.context.span_id for link in columns.links] == [8]
+    found = [message.properties for message in cluster.messages("orders")]
+    ids = [each["traceparent"].split("-")[2] for each in found]
+    mine, theirs = (f"{span.context.span_id:016x}" for span in (many, columns))
+    assert ids == [mine, mine, theirs, f"{8:016x}", theirs]
+    assert [each.get("x") for each in found] == [None, None, None, "1", None]
+    assert [each.get("KEYS") for each in found] == ["k1", "k2", None, None, None]
 
 
 def test_a_send_that_fails_ends_its_span_with_the_error(recorder, cluster):

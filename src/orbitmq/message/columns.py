@@ -7,6 +7,7 @@ run of rows is the body of a batch, cut out without a copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -121,17 +122,45 @@ def item(name: str, values: pa.StringArray) -> pa.StringArray:
 
 def joined_items(maps: pa.MapArray) -> pa.StringArray:
     """The entries of each map as properties; entries without a value do not count."""
-    bounds = np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4)
-    begin, end = int(bounds[0]), int(bounds[-1])
-    names = maps.keys.slice(begin, end - begin)
-    values = maps.items.slice(begin, end - begin)
+    bounds, names, values = _entries(maps)
     entries = pc.fill_null(pc.binary_join_element_wise(names, "\x01", values, "\x02", ""), "")
     entries = pc.if_else(pc.equal(pc.fill_null(values, ""), ""), "", entries)
     starts = np.frombuffer(entries.buffers()[1], np.int32, len(entries) + 1, entries.offset * 4)
-    rows = starts[bounds - begin].astype(np.int32)
+    rows = starts[bounds].astype(np.int32)
     buffers = [None, pa.py_buffer(rows), entries.buffers()[2]]
     joined = pa.Array.from_buffers(pa.string(), len(maps), buffers)
     return pc.if_else(maps.is_null(), "", joined) if maps.null_count else joined
+
+
+def with_entries(
+    maps: pa.MapArray, entries: Mapping[str, str], are_whole: npt.NDArray[np.bool_]
+) -> pa.MapArray:
+    """The maps with further entries, but for those that are whole. There are no nulls."""
+    bounds, names, values = _entries(maps)
+    added = np.where(are_whole, 0, len(entries))
+    # What is added to a map comes behind its own entries; it is taken from behind all of them.
+    further = np.tile(np.arange(len(entries)) + len(names), np.count_nonzero(~are_whole))
+    places = np.insert(np.arange(len(names)), np.repeat(bounds[1:], added), further)
+    return pa.MapArray.from_arrays(
+        np.concatenate([[0], np.cumsum(np.diff(bounds) + added)]).astype(np.int32),
+        pa.concat_arrays([names, pa.array(list(entries), names.type)]).take(places),
+        pa.concat_arrays([values, pa.array(list(entries.values()), values.type)]).take(places),
+    )
+
+
+def have_any(maps: pa.MapArray, names: Iterable[str]) -> npt.NDArray[np.bool_]:
+    """Which maps have an entry with one of the names."""
+    bounds, keys, _ = _entries(maps)
+    wanted = pc.is_in(keys, pa.array(list(names), keys.type)).to_numpy(zero_copy_only=False)
+    found: npt.NDArray[np.bool_] = np.diff(np.concatenate([[0], np.cumsum(wanted)])[bounds]) > 0
+    return found
+
+
+def _entries(maps: pa.MapArray) -> tuple[npt.NDArray[np.int32], pa.StringArray, pa.Array]:
+    """The entries of all maps side by side, and where those of each map begin among them."""
+    bounds = np.frombuffer(maps.buffers()[1], np.int32, len(maps) + 1, maps.offset * 4)
+    begin, count = int(bounds[0]), int(bounds[-1] - bounds[0])
+    return bounds - bounds[0], maps.keys.slice(begin, count), maps.items.slice(begin, count)
 
 
 def unique_ids(ids: UniqueIds, count: int) -> npt.NDArray[np.uint8]:

@@ -8,7 +8,7 @@ longer than a frame goes alone, compressed if single sends are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, overload
 
@@ -25,6 +25,7 @@ from orbitmq.message.arrow import MESSAGE_SCHEMA, repeated
 from orbitmq.message.columns import (
     EncodedMessages,
     encode_messages,
+    have_any,
     id_items,
     is_plain,
     item,
@@ -32,6 +33,7 @@ from orbitmq.message.columns import (
     lengths,
     text_of,
     unique_ids,
+    with_entries,
 )
 from orbitmq.message.properties import INSTANCE_ID, KEYS, RESERVED, SHARDING_KEY, TAGS
 from orbitmq.names import is_retry_topic
@@ -211,6 +213,37 @@ def _column(name: str, values: Any, kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
         raise MessageRefused(name, f"must be a list of {kind} or None: {error}") from error
+
+
+def with_properties(
+    table: pa.Table | pa.RecordBatch, added: Mapping[str, str], names: Iterable[str]
+) -> tuple[pa.Table | pa.RecordBatch, list[dict[str, str]]]:
+    """The rows with further properties, but for those that have any of these names.
+
+    Also the properties of the latter. What cannot be sent stays as it is: sending says why.
+    """
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        return table, []
+    place = table.schema.get_field_index("properties")
+    if place < 0:
+        given = [pa.nulls(table.num_rows, _MAP)]
+    elif pa.types.is_map(table.schema.field(place).type):
+        column = table.column(place).cast(_MAP)
+        given = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    else:
+        return table, []
+    chunks, left_out = [], []
+    for chunk in given:
+        maps = pc.coalesce(chunk, pa.scalar([], _MAP)) if chunk.null_count else chunk
+        have_them = have_any(maps, names)
+        left_out += [dict(pairs) for pairs in maps.filter(have_them).to_pylist()]
+        chunks.append(with_entries(maps, added, have_them))
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    properties = pa.chunked_array(chunks, _MAP)
+    if place < 0:
+        return table.append_column("properties", properties), left_out
+    return table.set_column(place, "properties", properties), left_out
 
 
 def checked(table: pa.Table | pa.RecordBatch, topic: str, limit: int) -> list[_Checked]:
