@@ -274,6 +274,24 @@ class TestSyncFace:
                 call()
 
 
+async def test_a_topic_is_left_without_a_warning(cluster, caplog):
+    await cluster.create_topic("refunds", queues=1)
+    seen: list[str] = []
+    consumer = consumer_of(cluster)
+    for topic in ("orders", "refunds"):
+        consumer.on(topic)(lambda message: seen.append(message.text()))
+
+    async with consumer:
+        await send(cluster, "orders", list("abcd"))
+        await until(
+            lambda: len(seen) == 4
+        )  # and the next pulls wait at the broker, which refuses them
+        await consumer.unsubscribe("orders")
+        await until(lambda: "orders" not in {each.topic for each in consumer.assignment()})
+
+    assert not [each.message for each in caplog.records if "put off" in each.message]
+
+
 @pytest.mark.feature("P3")
 def test_it_lives_on_the_callers_loop_whichever_that_is(new_blocking_cluster):
     with new_blocking_cluster() as cluster:

@@ -777,6 +777,10 @@ class QueuePull:
             self._put_off(PullDelay.BROKER_BUSY, answer.remark)
             return
         if answer.code in MENDED_BY_HEARTBEAT:
+            if self.owned.queue.topic not in self._puller.subscriptions:
+                # The broker knows of the unsubscription; the queue is given back in a moment.
+                self._put_off(PullDelay.NOT_SUBSCRIBED, None)
+                return
             self._puller.shared.heartbeat()
         refused = refused_by(answer, self._address or "", self._code)
         off = forbidden_type(answer)
