@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from celery import Celery
+from celery import Celery, chain, group
 
 import orbitmq.integrations.kombu  # noqa: F401  # makes the scheme known
+from orbitmq import Admin
 from tests.support.walkthrough import ROOT, blocks, expected
 
 pytestmark = [pytest.mark.feature("W1"), pytest.mark.timeout(180)]
@@ -99,6 +100,24 @@ def test_tasks_run_and_their_results_come_back(app, start):
     assert worker.stop() == 0
 
 
+def test_states_chains_and_groups_of_tasks_are_asked_for_as_they_come(app, start):
+    # Celery polls a state on one connection and consumes results on another.
+    start("a")
+    add = app.signature("tests.integrations.celeryapp.add", (1, 2))
+    chained = chain(add, app.signature("tests.integrations.celeryapp.add", (3,)))
+
+    polled = send(app, "add", 20, 22)
+    assert polled.state in ("PENDING", "SUCCESS")
+    assert polled.get(timeout=PATIENCE) == 42
+    later = send(app, "add", 1, 1)
+    until(later.ready)
+    began = time.monotonic()
+    for _ in range(2):
+        assert chained.apply_async().get(timeout=PATIENCE) == 6
+        assert group(add, add, add).apply_async().get(timeout=PATIENCE) == [3, 3, 3]
+    assert time.monotonic() - began < 5  # a member that waits for another's queue takes 10
+
+
 def test_a_countdown_and_retries_are_kept_at_the_broker(app, start, tmp_path):
     start("a")
     times = tmp_path / "times"
@@ -178,3 +197,9 @@ def test_the_page_shows_what_its_programs_print(start, orbit_shared_cluster, tmp
     assert done.returncode == 0, done.stderr
     shown = next(block.text for block in blocks(PAGE) if block.title == "shop.py")
     assert done.stdout.splitlines() == expected(shown)
+    # A program that closes nothing ends without a word, and its reply queue with it.
+    assert done.stderr == ""
+    with Admin(name_server=orbit_shared_cluster.name_server) as admin:
+        mine = [each.name for each in admin.topics.list() if each.name.startswith(url[-8:])]
+    assert f"{url[-8:]}-celery" in mine
+    assert not [name for name in mine if name.count("-") > 4]

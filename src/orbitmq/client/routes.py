@@ -611,4 +611,7 @@ async def similar_topic(asking: AsksNameServers, topic: str) -> str | None:
     except OrbitError:
         return None  # a suggestion is not worth another error
     # A cluster may have ten thousand topics: comparing them would block the loop.
-    return await asyncio.to_thread(most_similar, topic, known)
+    try:
+        return await asyncio.to_thread(most_similar, topic, known)
+    except RuntimeError:  # the interpreter ends and starts no threads any more
+        return None

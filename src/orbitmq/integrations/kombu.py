@@ -10,8 +10,10 @@ that dies has not acknowledged, another process gets.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import difflib
+import functools
 import heapq
 import itertools
 import json
@@ -21,6 +23,7 @@ import re
 import socket
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -36,6 +39,7 @@ from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.middleware import Delivery as Arriving
 from orbitmq.client.producer.producer import Producer
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import (
     AlreadyExists,
@@ -221,6 +225,8 @@ class Member:
         self._room = _FIRST_ROOM
         self._lock = threading.Lock()
         self._topics: dict[str, str | None] = {}
+        #: The offset after the last message that came, by queue.
+        self._arrived: dict[Queue, int] = {}
         self._is_started = False
         self._is_leaving = False
         self._consumer = Consumer(
@@ -240,6 +246,13 @@ class Member:
         if self._is_leaving:
             arriving.hold(arriving.message, 60)
         yield
+
+    def move(
+        self, arrivals: Arrivals, is_wanted: Callable[[ReceivedMessage, dict[str, Any]], bool]
+    ) -> None:
+        """Tell another connection of this process what arrives, and what is here already."""
+        self._arrivals, self._is_wanted = arrivals, is_wanted
+        arrivals.notify()
 
     def subscribe(self, topics: Mapping[str, str | None]) -> None:
         """Have these topics with their tags; begins to consume with the first call."""
@@ -271,6 +284,8 @@ class Member:
         delivery = Delivery(message, payload)
         stored_ms = round(message.stored_at * 1000)
         with self._lock:
+            after = message.queue_offset + 1
+            self._arrived[message.queue] = max(after, self._arrived.get(message.queue, 0))
             self._in_hand.add(delivery)
             heapq.heappush(self._waiting, (urgency, stored_ms, next(self._numbers), delivery))
         self._arrivals.notify()
@@ -310,8 +325,18 @@ class Member:
         with self._lock:
             return sum(not each.is_over for each in self._in_hand) - len(self._waiting)
 
-    def positions(self) -> Mapping[Any, int]:
-        return self._consumer.positions()
+    @property
+    def waiting(self) -> int:
+        """What is here and nobody has taken."""
+        with self._lock:
+            return sum(not entry[-1].is_over for entry in self._waiting)
+
+    def positions(self) -> Mapping[Queue, int]:
+        """Up to where messages of its queues have come, or are done."""
+        with self._lock:
+            arrived = dict(self._arrived)
+        done = self._consumer.positions()
+        return {queue: max(at, arrived.get(queue, 0)) for queue, at in done.items()}
 
     def leave(self, put_back: Callable[[Delivery], None]) -> None:
         """Put back what nobody acknowledged, and leave the group."""
@@ -325,6 +350,9 @@ class Member:
 
 
 # ---- what kombu sees
+
+#: The connections of this process, by their ids.
+_connections: weakref.WeakValueDictionary[int, Transport] = weakref.WeakValueDictionary()
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]  # kombu has no types
@@ -438,7 +466,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
     ) -> None:
-        self.connection.member(queue)
+        self.connection.member(queue, consumes=True)
         given = callback
 
         def deliver(message: Any) -> Any:
@@ -508,6 +536,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
             found = self._unsettled.pop(tag)
             connection.put_back(*found)
         for queue in mine:
+            if connection.is_consumed_elsewhere(queue):
+                continue  # it ends with its last consumer
             with contextlib.suppress(OrbitError):
                 connection.delete_queue(queue)
 
@@ -537,6 +567,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         self.arrivals = Arrivals()
         self._vhost = client.virtual_host or "/"
         self._pid = os.getpid()
+        self._cluster = (client.hostname, client.port, client.userid, self._vhost)
         self._lock = threading.RLock()
         self._members: dict[str, Member] = {}
         #: What queues were declared with.
@@ -546,6 +577,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         self._admin_: Admin | None = None
         #: kombu's event loop, in which Celery's worker runs.
         self._loop: Any = None
+        _connections[id(self)] = self
 
     def driver_version(self) -> str:
         return __version__
@@ -572,6 +604,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
                 producer = Producer("kombu", client=self._settings)
                 producer.start()
                 self._producer_ = producer
+                self._close_at_exit()
             return self._producer_
 
     @property
@@ -600,6 +633,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         if self._pid != os.getpid():
             return  # everything belongs to the process that this one was forked from
         super().close_connection(connection)
+        _connections.pop(id(self), None)
+        atexit.unregister(self._end)
         with self._lock:
             members, self._members = self._members, {}
         for queue, member in members.items():
@@ -693,9 +728,16 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
 
     # ---- members
 
-    def member(self, queue: str) -> Member:
+    def member(self, queue: str, *, consumes: bool = False) -> Member:
+        """This process as a member of the queue's group.
+
+        A temporary queue has one member in a process, since another would take its messages away:
+        Celery polls a reply queue on one connection and consumes it on another.
+        """
         with self._lock:
             member = self._members.get(queue)
+            if member is None:
+                member = self._of_another_connection(queue, consumes=consumes)
             if member is None:
                 self.declare_queue(queue, {})
                 member = Member(
@@ -703,15 +745,51 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
                     self._settings,
                     self.options,
                     self.arrivals,
-                    lambda message, payload: self._is_wanted(queue, message, payload),
+                    functools.partial(self._is_wanted, queue),
                 )
                 member.subscribe(self._subscriptions(queue))
                 self._members[queue] = member
+                self._close_at_exit()
             return member
+
+    def _close_at_exit(self) -> None:
+        """Many programs close nothing. After a client has started, and so before its own end."""
+        atexit.unregister(self._end)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        with contextlib.suppress(OrbitError):
+            self.close_connection(self)
+
+    def _of_another_connection(self, queue: str, *, consumes: bool) -> Member | None:
+        """The member that another connection has: a loan, or its own if nobody consumes there."""
+        if not is_temporary(self._declared.get(queue, {})):
+            return None
+        for other in self._others():
+            if other._is_consumed(queue):
+                if not consumes and (member := other._members.get(queue)) is not None:
+                    return member
+            elif (member := other._members.pop(queue, None)) is not None:
+                self._members[queue] = member
+                member.move(self.arrivals, functools.partial(self._is_wanted, queue))
+                return member
+        return None
+
+    def _others(self) -> list[Transport]:
+        """The other connections of this process to the same queues."""
+        found = [each for reference in _connections.valuerefs() if (each := reference())]
+        mine = (self._pid, self._cluster)
+        return [each for each in found if each is not self and (each._pid, each._cluster) == mine]
+
+    def is_consumed_elsewhere(self, queue: str) -> bool:
+        return any(other._is_consumed(queue) for other in self._others())
+
+    def _is_consumed(self, queue: str) -> bool:
+        return any(queue in channel._active_queues for channel in self.channels)
 
     def cancelled(self, queue: str) -> None:
         """Other members get the messages, unless the application still holds some."""
-        if any(queue in channel._active_queues for channel in self.channels):
+        if self._is_consumed(queue):
             return
         member = self._members.get(queue)
         if member is not None and not member.taken:
@@ -831,7 +909,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
 
     def size(self, queue: str) -> int:
         """Messages that nobody has fetched."""
-        member = self._members.get(queue)
+        member = self._members.get(queue) or self._of_another_connection(queue, consumes=False)
         topics = set(self._subscriptions(queue))
         try:
             progress = self._admin.groups.progress(self._topic(queue), owners=False)
@@ -848,7 +926,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
             if each.queue.topic in topics:
                 done = max(each.consumer_offset, own.get(each.queue, 0))
                 total += max(0, each.broker_offset - done)
-        return max(0, total - (0 if member is None else member.taken))
+        return total + (0 if member is None else member.waiting)
 
     def purge(self, queue: str) -> int:
         """Skip everything that nobody has taken; returns how much."""
