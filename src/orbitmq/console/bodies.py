@@ -11,7 +11,7 @@ import binascii
 import enum
 import gzip
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
@@ -21,6 +21,14 @@ import msgspec
 
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.console.settings import BadInput
+from orbitmq.message.formats import (
+    FormatRefused,
+    Read,
+    avro_reader,
+    avro_schema,
+    missing,
+    protobuf_class,
+)
 from orbitmq.message.properties import DLQ_ORIGIN_TOPIC, REAL_TOPIC, RETRY_TOPIC
 from orbitmq.message.record import MessageError
 
@@ -47,25 +55,6 @@ class Format(enum.StrEnum):
     AVRO = "avro"
     PROTOBUF = "protobuf"
     MSGPACK = "msgpack"
-
-
-#: The module that a format needs, and how to get it.
-_NEEDS: Final = {
-    Format.AVRO: ("fastavro", "pip install 'orbitmq[formats]'"),
-    Format.PROTOBUF: ("google.protobuf", "pip install 'orbitmq[formats]'"),
-}
-
-
-def missing(form: Format) -> str | None:
-    """How to install what a format needs and this machine lacks; None: nothing is missing."""
-    module, remedy = _NEEDS.get(form, (None, ""))
-    if module is None:
-        return None
-    try:
-        import_module(module)
-    except ImportError:
-        return remedy
-    return None
 
 
 class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,9 +89,6 @@ class Decoded:
         return isinstance(self.value, dict | list)
 
 
-Read = Callable[[bytes], Any]
-
-
 def reader(decoder: Decoder) -> Read:
     """The function that reads contents. Raises `BadInput` for what cannot be one."""
     if not 0 <= decoder.skip <= 1024:
@@ -125,12 +111,10 @@ def _avro(schema: str | None) -> Read:
         raise BadInput("avro needs the schema of the topic's messages, as JSON")
     if len(schema) > _LARGEST_SCHEMA:
         raise BadInput(f"a schema has {_LARGEST_SCHEMA} characters at most")
-    fastavro = import_module("fastavro")
     try:
-        parsed = fastavro.parse_schema(msgspec.json.decode(schema))
-    except Exception as error:  # the package raises what it likes
-        raise BadInput(f"not an Avro schema: {error}") from error
-    return lambda raw: fastavro.schemaless_reader(BytesIO(raw), parsed, None)
+        return avro_reader(avro_schema(schema))
+    except FormatRefused as refused:
+        raise BadInput(str(refused)) from refused
 
 
 def _protobuf(descriptor: str | None, message: str | None) -> Read:
@@ -139,33 +123,16 @@ def _protobuf(descriptor: str | None, message: str | None) -> Read:
             "protobuf needs a descriptor (protoc --include_imports -o FILE) and the full name of "
             "the message type, like shop.Order"
         )
-    pool = import_module("google.protobuf.descriptor_pool").DescriptorPool()
-    sets = import_module("google.protobuf.descriptor_pb2").FileDescriptorSet()
-    factory = import_module("google.protobuf.message_factory")
-    json_format = import_module("google.protobuf.json_format")
     try:
-        sets.ParseFromString(base64.b64decode(descriptor, validate=True))
-        for file in sets.file:
-            pool.Add(file)
-        kind = factory.GetMessageClass(pool.FindMessageTypeByName(message))
-    except KeyError as error:
-        known = sorted(
-            f"{file.package}.{each.name}".lstrip(".")
-            for file in sets.file
-            for each in file.message_type
-        )
-        raise BadInput(
-            f"the descriptor has no message type {message!r}; it has {', '.join(known[:20])}"
-        ) from error
-    except Exception as error:  # the package raises what it likes
-        raise BadInput(f"not a descriptor of Protobuf: {error}") from error
+        kind = protobuf_class(base64.b64decode(descriptor, validate=True), message)
+    except (FormatRefused, binascii.Error) as refused:
+        raise BadInput(str(refused)) from refused
+    as_dict = import_module("google.protobuf.json_format").MessageToDict
+    pool = kind.DESCRIPTOR.file.pool
 
     def read(raw: bytes) -> Any:
-        found = kind()
-        found.ParseFromString(raw)
-        return json_format.MessageToDict(
-            found, preserving_proto_field_name=True, descriptor_pool=pool
-        )
+        found = kind.FromString(raw)
+        return as_dict(found, preserving_proto_field_name=True, descriptor_pool=pool)
 
     return read
 

@@ -63,6 +63,10 @@ class OptionTexts:
         text = self._texts.get(option.lower())
         return text.strip() or None if text is not None else None
 
+    def body_options(self) -> BodyOptions | None:
+        """How bodies become columns. Raises `OptionRefused`."""
+        return body_options(self._texts)
+
     def value(self, option: str) -> Any:
         """The value of an option, or its default. Raises `OptionRefused`."""
         text, declared = self.get(option), self._table[option]
@@ -398,6 +402,10 @@ READ_OPTIONS: Final[Mapping[str, Option]] = {
     "minPartitions": Option(_whole(1)),
     "maxRecordsPerPartition": Option(_whole(1)),
     "includeProperties": Option(_flag, True),
+    "bodyFormat": Option(_one_of("json", "avro", "protobuf", "text", "variant")),
+    "bodySchema": Option(),
+    "badBodies": Option(_one_of("fail", "null", "corrupt"), "corrupt"),
+    "includeBody": Option(_flag),
     "pullBatchSize": Option(_whole(1), 2048),
     "pullTimeoutMs": Option(_milliseconds, 3.0),
     "fetchOffset.numRetries": Option(_whole(0), 3),
@@ -428,6 +436,8 @@ WRITE_OPTIONS: Final[Mapping[str, Option]] = {
     "sendTimeoutMs": Option(_milliseconds, 30.0),
     "sendBatchBytes": Option(_whole(1), 256 * 1024),
     "badRows": Option(_one_of("fail", "skip"), "fail"),
+    "bodyFormat": Option(_one_of("json", "avro", "protobuf", "text", "variant")),
+    "bodySchema": Option(),
 }
 _PURPOSES: Final = {
     "a stream": STREAM_OPTIONS,
@@ -526,6 +536,7 @@ class ReadOptions:
     #: Whether the user named the group, so that its offsets matter.
     has_own_group: bool
     wanted: RangeFilter
+    body: BodyOptions | None
     start: OffsetSpec
     fail_on_data_loss: bool
     min_partitions: int | None
@@ -575,6 +586,7 @@ class WriteOptions:
     producer_group: str
     timeout: float  #: seconds for which a frame is tried
     frame_bytes: int  #: of messages that are sent together
+    body: BodyOptions | None  #: how bodies are made of values
     skip_bad_rows: bool
 
 
@@ -645,6 +657,7 @@ def write_options(
         producer_group=texts.value("producerGroup"),
         timeout=texts.value("sendTimeoutMs"),
         frame_bytes=texts.value("sendBatchBytes"),
+        body=texts.body_options(),
         skip_bad_rows=texts.value("badRows") == "skip",
     )
 
@@ -667,6 +680,7 @@ def _read_options(
         group=group or _unnamed_group(texts, subscription),
         has_own_group=group is not None,
         wanted=_range_filter(texts),
+        body=texts.body_options(),
         start=start,
         fail_on_data_loss=texts.value("failOnDataLoss"),
         min_partitions=texts.value("minPartitions"),
@@ -744,6 +758,69 @@ def _range_filter(texts: OptionTexts) -> RangeFilter:
             except InvalidFilter as error:
                 raise OptionRefused(option, expression, f"a condition in SQL92 ({error})") from None
     return RangeFilter(expression, kind)
+
+
+# Bodies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyOptions:
+    """How bodies are decoded to the column `value`, or encoded from it."""
+
+    #: json, avro, protobuf, text or variant.
+    form: str
+    #: The DDL or JSON of a schema.
+    schema: str | None = None
+    #: Of Protobuf: the set of files, and the full name of the message type.
+    descriptor: bytes = b""
+    message: str = ""
+    #: fail, null or corrupt.
+    bad: str = "corrupt"
+    #: Whether there is a column `body` as well.
+    has_body: bool = False
+
+
+def body_options(options: Mapping[str, str]) -> BodyOptions | None:
+    """How bodies become columns; None: they stay bytes. Raises `OptionRefused`."""
+    texts = OptionTexts(options, READ_OPTIONS)
+    form: str | None = texts.value("bodyFormat")
+    if form is None:
+        for name in ("bodySchema", "badBodies"):
+            if (text := texts.get(name)) is not None:
+                raise OptionRefused(name, text, "given with the option bodyFormat")
+        return None
+    schema, descriptor, message = texts.get("bodySchema"), b"", ""
+    match form:
+        case "text" | "variant" if schema is not None:
+            raise OptionRefused("bodySchema", schema, f"left out with bodyFormat {form}")
+        case "avro":
+            if schema is None:
+                raise OptionRefused("bodySchema", None, "an Avro schema in JSON, or a file of one")
+            if schema[:1] not in ("{", "[", '"'):
+                schema = _file("bodySchema", schema).decode(errors="replace")
+        case "protobuf":
+            path, _, message = (schema or "").rpartition("#")
+            if not path or not message:
+                allowed = "a file that protoc --include_imports -o FILE makes, and the full name "
+                allowed += "of a message type, as in orders.desc#shop.Order"
+                raise OptionRefused("bodySchema", schema, allowed)
+            descriptor = _file("bodySchema", path)
+    return BodyOptions(
+        form=form,
+        schema=schema,
+        descriptor=descriptor,
+        message=message,
+        bad=texts.value("badBodies"),
+        has_body=texts.value("includeBody") is True,
+    )
+
+
+def _file(option: str, path: str) -> bytes:
+    """A file on the driver; tasks get its content."""
+    try:
+        return Path(path).expanduser().read_bytes()
+    except (OSError, ValueError) as error:
+        raise OptionRefused(option, path, f"a file that can be read ({error})") from None
 
 
 # Access to the cluster. Secrets are better kept in the environment of the driver: Spark keeps

@@ -51,6 +51,7 @@ from orbitmq.message.stored import (
     without_inner_batches,
 )
 from orbitmq.names import TOOLS_GROUP
+from orbitmq.spark.bodies import CORRUPT, VALUE, BodyDecoder, BodyRefused, value_in
 from orbitmq.spark.internals import (
     cause_first,
     connections_to,
@@ -59,7 +60,7 @@ from orbitmq.spark.internals import (
     receive_buffer,
 )
 from orbitmq.spark.options import DataLost, UnnamedReadRefused
-from orbitmq.spark.source import arrow_schema
+from orbitmq.spark.source import COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -220,9 +221,13 @@ class _Decoder:
         self._growth = _FIRST_GROWTH
         self._are_packed = False
         #: The decoded columns; `tags` comes last when only the filter needs it.
-        self._columns = list(self._schema.names)
+        self._columns = [name for name in self._schema.names if name in COLUMNS]
         if self._tags is not None and "tags" not in self._columns:
             self._columns.append("tags")
+        self._bodies: BodyDecoder | None = None
+        if options.body is not None and (kind := value_in(schema)) is not None:
+            self._bodies = BodyDecoder(options.body, kind)
+            self._columns += [n for n in ("body", "queueOffset") if n not in self._columns]
 
     def batches(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
         """The record batches of a stretch, usually one; they do not refer to its bytes."""
@@ -231,7 +236,7 @@ class _Decoder:
             count += batch.num_rows
             chosen = self._chosen(batch)
             if chosen.num_rows:
-                yield self._shaped(chosen)
+                yield self._shaped(chosen, stretch.queue)
         if self._options.fail_on_data_loss and self._options.wanted.passes_all:
             self._check_count(stretch, count)
 
@@ -354,12 +359,30 @@ class _Decoder:
         is_wanted = pc.is_in(batch.column("tags"), value_set=self._tags)
         return batch if pc.all(is_wanted).as_py() else batch.filter(is_wanted)
 
-    def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = batch.columns[: len(self._schema.names)]
+    def _shaped(self, batch: pa.RecordBatch, queue: Queue) -> pa.RecordBatch:
         if batch.schema == self._schema:
             return batch
+        found = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if self._bodies is not None:
+            found |= self._decoded_bodies(batch, queue)
         columns = [
             column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(columns, self._schema, strict=True)
+            for column, field in ((found[field.name], field) for field in self._schema)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _decoded_bodies(self, batch: pa.RecordBatch, queue: Queue) -> dict[str, pa.Array]:
+        """The columns of decoded bodies. Raises `BodyRefused`."""
+        body = self._options.body
+        assert body is not None  # noqa: S101  # the caller has a decoder
+        assert self._bodies is not None  # noqa: S101
+        bodies = batch.column("body")
+        found = self._bodies.decode(bodies)
+        if found.problems and body.bad == "fail":
+            row, reason = min(found.problems.items())
+            place = f"{queue} at offset {batch.column('queueOffset')[row].as_py()}"
+            raise BodyRefused(place, body.form, reason)
+        columns = {VALUE: found.value}
+        if CORRUPT in self._schema.names:
+            columns[CORRUPT] = found.corrupt(bodies)
+        return columns

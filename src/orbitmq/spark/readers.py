@@ -58,7 +58,7 @@ class RangeReader(Generic[Options]):
     """What readers need in tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        check_schema(schema)
+        check_schema(schema, options.read.body)
         self._options = options
         self._schema = schema
         exit_quietly()

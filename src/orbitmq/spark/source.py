@@ -28,6 +28,7 @@ from orbitmq.spark.internals import cause_first, exit_quietly, freeze_modules
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from orbitmq.spark.options import BodyOptions
     from orbitmq.spark.readers import RocketMQBatchReader, StreamReader
     from orbitmq.spark.write import RocketMQWriter, TopicStreamWriter
 
@@ -46,13 +47,21 @@ class RocketMQSource(DataSource):
         return "rocketmq"
 
     @cause_first()
-    def schema(self) -> StructType:
-        from orbitmq.spark.options import OptionsNotPassed, include_properties  # noqa: PLC0415
+    def schema(self) -> StructType | str:
+        from orbitmq.spark.options import (  # noqa: PLC0415
+            OptionsNotPassed,
+            body_options,
+            include_properties,
+        )
 
         if "provider" in self.options:
             # CREATE TABLE asks for the columns, and is the only call that has its options.
             raise OptionsNotPassed
-        return full_schema(include_properties=include_properties(self.options))
+        body = body_options(self.options)
+        has_properties = include_properties(self.options)
+        if body is None:
+            return full_schema(include_properties=has_properties)
+        return schema_with_value(body, include_properties=has_properties)
 
     @cause_first()
     def reader(self, schema: StructType) -> RocketMQBatchReader:
@@ -143,13 +152,40 @@ def full_schema(*, include_properties: bool = True) -> StructType:
     )
 
 
-def check_schema(schema: StructType) -> None:
+def schema_with_value(body: BodyOptions, *, include_properties: bool) -> StructType | str:
+    """The same with decoded bodies; as DDL if only the JVM can tell the type of `value`."""
+    from orbitmq.spark.bodies import CORRUPT, CORRUPT_TYPE, VALUE, value_type  # noqa: PLC0415
+
+    columns: dict[str, DataType | str] = {
+        name: kind
+        for name, kind in COLUMNS.items()
+        if (name != "body" or body.has_body) and (name != "properties" or include_properties)
+    }
+    columns[VALUE] = value_type(body)
+    if body.bad == "corrupt":
+        columns[CORRUPT] = CORRUPT_TYPE
+    fields = [
+        StructField(name, kind) for name, kind in columns.items() if isinstance(kind, DataType)
+    ]
+    if len(fields) == len(columns):
+        return StructType(fields)
+    return ", ".join(
+        f"{name} {kind.simpleString() if isinstance(kind, DataType) else kind}"
+        for name, kind in columns.items()
+    )
+
+
+def check_schema(schema: StructType, body: BodyOptions | None = None) -> None:
     """Refuse a schema that messages cannot be read into. Raises `SchemaRefused`."""
     from orbitmq.spark.options import SchemaRefused  # noqa: PLC0415
 
     seen: set[str] = set()
+    if body is not None:
+        from orbitmq.spark.bodies import value_in  # noqa: PLC0415
+
+        value_in(schema)
     for column in schema.fields:
-        kind = COLUMNS.get(column.name)
+        kind = _kind_of(column, body)
         if kind is None:
             raise SchemaRefused(f"{_unknown(column.name)}; there are: {_declared()}")
         if column.name in seen:
@@ -160,10 +196,27 @@ def check_schema(schema: StructType) -> None:
                 f"column {column.name!r} is {kind.simpleString()}, the schema says "
                 f"{column.dataType.simpleString()}; cast it after loading"
             )
-        if not column.nullable and column.name in NULLABLE:
+        if not column.nullable and (column.name in NULLABLE or column.name not in COLUMNS):
             raise SchemaRefused(
                 f"column {column.name!r} is null in some messages, so it cannot be NOT NULL"
             )
+
+
+def _kind_of(column: StructField, body: BodyOptions | None) -> DataType | None:
+    """The type that a column must have; None for an unknown one. Raises `SchemaRefused`."""
+    if body is None or column.name in COLUMNS:
+        return COLUMNS.get(column.name)
+    from orbitmq.spark.bodies import (  # noqa: PLC0415
+        CORRUPT,
+        CORRUPT_TYPE,
+        VALUE,
+        check_value_type,
+    )
+
+    if column.name == VALUE:
+        check_value_type(column.dataType, body)
+        return column.dataType
+    return CORRUPT_TYPE if column.name == CORRUPT else None
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -171,9 +224,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     import pyarrow as pa  # noqa: PLC0415  # planning needs no Arrow
 
     from orbitmq.message.arrow import MESSAGE_SCHEMA  # noqa: PLC0415
+    from orbitmq.spark.bodies import arrow_type  # noqa: PLC0415
 
     fields = []
     for column in schema.fields:
+        if column.name not in COLUMNS:
+            fields.append(pa.field(column.name, arrow_type(column.dataType), column.nullable))
+            continue
         field = MESSAGE_SCHEMA.field(column.name).with_nullable(column.nullable)
         if isinstance(column.dataType, MapType) and not column.dataType.valueContainsNull:
             texts = pa.field("value", pa.string(), nullable=False)

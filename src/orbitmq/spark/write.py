@@ -55,6 +55,7 @@ from orbitmq.message.properties import (
 )
 from orbitmq.message.record import MessageError
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement
+from orbitmq.spark.bodies import BodyEncoder, arrow_type, schema_with_body
 from orbitmq.spark.internals import (
     batch_of_task,
     cause_first,
@@ -113,7 +114,10 @@ class TopicWriter:
                 "messages cannot be overwritten; use mode('append'), and outputMode('append') in "
                 "a stream"
             )
-        check_writable(schema, topic=options.topic)
+        plain = schema
+        if options.body is not None:
+            plain = schema_with_body(schema, options.body, _OF_MESSAGES)
+        check_writable(plain, topic=options.topic)
         self._options = options
         self._schema = schema
         #: Identifies the write where no query does.
@@ -176,7 +180,8 @@ class RocketMQRowStreamWriter(TopicStreamWriter, DataSourceStreamWriter):
         schema = written_columns(self._schema)
         pending: list[dict[str, Any]] = []
         for row in rows:
-            pending.append({name: _with_zone(row[name]) for name in schema.names})
+            values = row.asDict(recursive=True)
+            pending.append({name: _with_zone(values[name]) for name in schema.names})
             if len(pending) >= _ROWS_AT_ONCE:
                 yield pa.RecordBatch.from_pylist(pending, schema=schema)
                 pending = []
@@ -186,6 +191,10 @@ class RocketMQRowStreamWriter(TopicStreamWriter, DataSourceStreamWriter):
 
 def _with_zone(value: Any) -> Any:
     """A time with its zone: times in rows are local without saying so, and Arrow assumes UTC."""
+    if isinstance(value, dict):
+        return {name: _with_zone(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_zone(each) for each in value]
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
@@ -226,13 +235,19 @@ def write_partition(
     )
     writing = _PartitionWriter(writer, options, origin)
     reader = RowReader(options.topic, origin)
+    encoder: BodyEncoder | None = None
     try:
-        for batch in batches:
-            rows = reader.plain_rows(batch, writing.largest_frame)
+        for given in batches:
+            batch = given
+            unreadable: dict[int, str] = {}
+            if options.body is not None:
+                encoder = encoder or BodyEncoder(options.body, given.schema.names, _OF_MESSAGES)
+                batch, unreadable = encoder.encoded(given)
+            rows = None if unreadable else reader.plain_rows(batch, writing.largest_frame)
             if rows is not None:
                 writing.add_rows(rows)
                 continue
-            for message in reader.messages(batch):
+            for message in reader.messages(batch, unreadable):
                 writing.add(message)
         return writing.finish()
     except BaseException:
@@ -599,11 +614,13 @@ class RowReader:
             keys = batch.column("orderingKey")
         return PlainRows(self._topic, encode_messages(bodies, with_ids), ids, keys)
 
-    def messages(self, batch: pa.RecordBatch) -> Iterator[Written | RowRefused]:
-        """A message or an error for every row."""
+    def messages(
+        self, batch: pa.RecordBatch, unwritable: Mapping[int, str] | None = None
+    ) -> Iterator[Written | RowRefused]:
+        """A message or an error for every row; `unwritable` has the errors of some."""
         batch = _named(batch)
         names = [name for name in _FIELDS if name in batch.schema.names]
-        unreadable: dict[int, str] = {}
+        unreadable = dict(unwritable or {})
         columns = {name: _values(name, batch.column(name), unreadable) for name in names}
         plain: Sequence[bytes | None] = [None] * batch.num_rows
         if self._topic is not None:
@@ -840,6 +857,8 @@ WRITABLE: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
 _SYNONYMS: Final[Mapping[str, str]] = {"shardingKey": "orderingKey", "tag": "tags"}
 #: Columns that brokers set: rows that were read can be written as they are.
 IGNORED: Final = frozenset(COLUMNS.keys() - WRITABLE.keys())
+#: Columns that never become fields of a body.
+_OF_MESSAGES: Final = frozenset({*COLUMNS, *WRITABLE, *_SYNONYMS})
 
 
 def check_writable(schema: StructType, *, topic: str | None) -> None:
@@ -889,8 +908,15 @@ def written_columns(schema: StructType) -> pa.Schema:
         ArrayType: pa.list_(pa.string()),
         MapType: pa.map_(pa.string(), pa.string()),
     }
-    written = [each for each in schema.fields if each.name in WRITABLE or each.name in _SYNONYMS]
-    return pa.schema([(column.name, kinds[type(column.dataType)]) for column in written])
+    return pa.schema(
+        [
+            (each.name, kinds[type(each.dataType)])
+            if each.name in _OF_MESSAGES
+            else (each.name, arrow_type(each.dataType))
+            for each in schema.fields
+            if each.name not in IGNORED
+        ]
+    )
 
 
 def _holds_texts(kind: DataType) -> bool:

@@ -23,7 +23,6 @@ from orbitmq.console.bodies import (
     Decoder,
     Format,
     ShownBody,
-    missing,
     topic_of,
 )
 from orbitmq.console.conditions import Condition, condition
@@ -41,6 +40,7 @@ from orbitmq.console.settings import BadInput
 from orbitmq.console.state import ConsoleState, actor_of, session_check, state_of, view_of
 from orbitmq.console.words import Action, several
 from orbitmq.errors import ClientError
+from orbitmq.message.formats import missing
 from orbitmq.message.properties import RESERVED
 
 MOST = 200
