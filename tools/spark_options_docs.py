@@ -81,15 +81,15 @@ _MEANING = {
     "minPartitions": "Cut queues so that there are about that many tasks.",
     "maxRecordsPerPartition": "Cut queues into pieces of at most that many messages.",
     "includeProperties": "Whether there is a column `properties`.",
-    "bodyFormat": "Reading: decode bodies to the column `value`: `json`, `avro`, `protobuf`, `text` or "
-    "`variant`. Writing: make bodies of the column `value`, or of all columns that messages do not "
+    "bodyFormat": "Reading: decode bodies to the column `value`: `json`, `avro`, `protobuf`, `text` "
+    "or `variant`. Writing: make bodies of the column `value`, or of all columns that messages do not "
     "have.",
     "bodySchema": "Of `json`: the fields as DDL, `id BIGINT, name STRING`, or `df.schema.json()`; "
     "not needed for writing. Of `avro`: the schema in JSON, or a file of it. Of `protobuf`: "
     "`orders.desc#shop.Order`, a file that `protoc --include_imports -o orders.desc` makes and a "
     "message type. Files are read on the driver.",
-    "badBodies": "What becomes of a body that does not fit: `corrupt` has its reason and its bytes in "
-    "the column `_corrupt`, `null` only a null `value`, `fail` ends the query.",
+    "badBodies": "What becomes of a body that does not fit: `corrupt` has its reason and its bytes "
+    "in the column `_corrupt`, `null` only a null `value`, `fail` ends the query.",
     "includeBody": "With `bodyFormat`: whether there is a column `body` as well.",
     "pullBatchSize": "Messages that one request asks for.",
     "pullTimeoutMs": "How long a broker may take for an answer.",

@@ -62,6 +62,14 @@ PAGES: dict[str, list[Use]] = {
     "docs/spark.md": [
         AS_IT_IS,
         Use(behind="print(orders.columns)  # ['keys', 'body', 'storeTimestamp']"),
+        AS_IT_IS,
+        Use(
+            behind="""
+seen = spark.read.format("rocketmq").option("nameServer", "localhost:9876")
+seen = seen.options(subscribe="orders-seen", bodyFormat="json", bodySchema="shop STRING").load()
+print([row.value.shop for row in seen.collect()])  # ['shop-1', 'shop-1']
+"""
+        ),
         Use(
             behind="""
 def stored(topic):
