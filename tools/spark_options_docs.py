@@ -81,9 +81,9 @@ _MEANING = {
     "minPartitions": "Cut queues so that there are about that many tasks.",
     "maxRecordsPerPartition": "Cut queues into pieces of at most that many messages.",
     "includeProperties": "Whether there is a column `properties`.",
-    "bodyFormat": "Reading: decode bodies to the column `value`: `json`, `avro`, `protobuf`, `text` "
-    "or `variant`. Writing: make bodies of the column `value`, or of all columns that messages do not "
-    "have.",
+    "bodyFormat": "Reading: decode bodies to the column `value`: `json`, `avro`, `protobuf`, "
+    "`text` or `variant`. Writing: make bodies of the column `value`, or of all columns that "
+    "messages do not have.",
     "bodySchema": "Of `json`: the fields as DDL, `id BIGINT, name STRING`, or `df.schema.json()`; "
     "not needed for writing. Of `avro`: the schema in JSON, or a file of it. Of `protobuf`: "
     "`orders.desc#shop.Order`, a file that `protoc --include_imports -o orders.desc` makes and a "

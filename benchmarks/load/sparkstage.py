@@ -211,10 +211,10 @@ class SparkStage:
         import pyarrow as pa  # noqa: PLC0415
 
         from orbitmq.spark.readers import RangePartition  # noqa: PLC0415
-        from orbitmq.spark.source import RocketMQSource  # noqa: PLC0415
+        from orbitmq.spark.source import RocketMQSource, full_schema  # noqa: PLC0415
 
         source = RocketMQSource(self.source(topic))
-        reader = source.reader(source.schema())
+        reader = source.reader(full_schema())
         parts = [each for each in reader.partitions() if isinstance(each, RangePartition)]
         batches: list[pa.RecordBatch] = []
         rows = 0

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Self
 
 from orbitmq import Consumer, Producer, ReceivedMessage, Retry
-from orbitmq.spark.source import RocketMQSource
+from orbitmq.spark.source import RocketMQSource, full_schema
 from orbitmq.testing import EmbeddedCluster
 
 ROOT = Path(__file__).parents[2]
@@ -186,7 +186,7 @@ def batch(trace: Trace) -> None:
             }
         )
         with trace.on():
-            reader = source.streamReader(source.schema())
+            reader = source.streamReader(full_schema())
             start = reader.initialOffset()
             rows = 0
             while not rows:  # the first batch of a stream is empty

@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
     VariantVal,
 )
 
@@ -456,7 +457,7 @@ def test_ddl_is_left_to_spark():
         ),
         (struct(m=MapType(LongType(), LongType())), "keys of map value.m must be STRING"),
         (LongType(), "is a struct, an array or a map, the schema of 'value' says bigint"),
-        (struct(d=value_type(BodyOptions(form="variant"))), "value.d cannot be variant"),
+        (struct(d=VariantType()), "value.d cannot be variant"),
     ],
 )
 def test_a_type_that_json_cannot_have_is_refused(kind, words):
