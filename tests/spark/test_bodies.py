@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from importlib import import_module
@@ -36,7 +37,9 @@ from pyspark.sql.types import (
     VariantVal,
 )
 
+from orbitmq.client.serialization import format_of
 from orbitmq.message.formats import avro_reader, avro_schema, avro_writer, protobuf_class
+from orbitmq.spark import body_serializer
 from orbitmq.spark.bodies import BodyDecoder, BodyEncoder, arrow_type, schema_with_body, value_type
 from orbitmq.spark.options import (
     BodyOptions,
@@ -415,6 +418,41 @@ def test_a_value_that_does_not_fit_is_a_row_that_cannot_be_written():
 
     assert problems[0] == "its value is null"
     assert "its value does not fit avro: " in problems[1]
+
+
+@dataclass
+class Paid:
+    id: int
+    state: str
+
+
+@pytest.mark.parametrize(("options", "values"), [(AVRO, AVRO_ORDER), (PROTOBUF, PROTO_ORDER)])
+def test_handlers_get_the_same_values_as_columns(tmp_path, options, values):
+    (tmp_path / "order.desc").write_bytes(DESCRIPTOR)
+    schema = options.schema or f"{tmp_path}/order.desc#shop.Order"
+    sent = body_serializer(options.form, schema)
+    serializer = pickle.loads(pickle.dumps(sent))  # noqa: S301  # as to a worker
+
+    assert serializer.loads(sent.dumps(values)) == values
+    handled = format_of(serializer).decoder(Paid)(sent.dumps(values))
+    assert handled == Paid(7, "PAID")
+
+
+def test_a_handler_hears_of_a_body_that_does_not_fit():
+    with pytest.raises(EOFError):
+        body_serializer("avro", AVRO.schema or "").loads(b"")
+    with pytest.raises(OptionRefused, match="avro or protobuf; json and msgpack are built in"):
+        body_serializer("text", "")
+
+
+def test_a_dataclass_is_a_body_too():
+    body = body_serializer(
+        "avro",
+        '{"type":"record","name":"P","fields":['
+        '{"name":"id","type":"long"},{"name":"state","type":"string"}]}',
+    ).dumps(Paid(1, "NEW"))
+
+    assert body == b"\x02\x06NEW"
 
 
 # ---- schemas and options

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from orbitmq.spark.bodies import body_serializer
     from orbitmq.spark.consuming.pipeline import BatchSettings, ConsumePipeline, consume
     from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress
     from orbitmq.spark.consuming.returns import dead_letters, retries, settle, with_retries
@@ -19,6 +20,7 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
     # Consumer groups
     "consume",
     "ConsumePipeline",
+    "body_serializer",
     "BatchSettings",
     "BatchReport",
     "PipelineProgress",
@@ -35,6 +37,7 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
 _HOMES: Final = {
     "consume": "orbitmq.spark.consuming.pipeline",
     "ConsumePipeline": "orbitmq.spark.consuming.pipeline",
+    "body_serializer": "orbitmq.spark.bodies",
     "BatchSettings": "orbitmq.spark.consuming.pipeline",
     "BatchReport": "orbitmq.spark.consuming.progress",
     "PipelineProgress": "orbitmq.spark.consuming.progress",

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -41,8 +41,14 @@ from pyspark.sql.types import (
     VariantVal,
 )
 
-from orbitmq.message.formats import FormatRefused
-from orbitmq.spark.options import BodyOptions, OptionRefused, SchemaRefused, SourceError
+from orbitmq.message.formats import FormatRefused, avro_reader, avro_schema
+from orbitmq.spark.options import (
+    BodyOptions,
+    OptionRefused,
+    SchemaRefused,
+    SourceError,
+    body_options,
+)
 from orbitmq.spark.recordbodies import (
     Decode,
     avro_decode,
@@ -581,18 +587,20 @@ class BodyEncoder:
         if VALUE in self._fields:
             self._fields = [VALUE]
         self._form = options.form
+        #: Encodes one value; raises anything if it does not fit.
+        self.encode: Callable[[Any], bytes]
         try:
             match options.form:
                 case "avro":
-                    self._encode = avro_encode(options.schema or "")
+                    self.encode = avro_encode(options.schema or "")
                 case "protobuf":
-                    self._encode = protobuf_encode(options.descriptor, options.message)
+                    self.encode = protobuf_encode(options.descriptor, options.message)
                 case "text":
-                    self._encode = _text_body
+                    self.encode = _text_body
                 case "variant":
-                    self._encode = _variant_body
+                    self.encode = _variant_body
                 case _:
-                    self._encode = _PLAIN
+                    self.encode = _PLAIN
         except FormatRefused as refused:
             raise SchemaRefused(f"the option bodySchema cannot be used: {refused}") from refused
 
@@ -621,7 +629,7 @@ class BodyEncoder:
                 if value is None:
                     problems[row] = "its value is null"
                 else:
-                    body = self._encode(value if shorten is None else shorten(value))
+                    body = self.encode(value if shorten is None else shorten(value))
             except Exception as error:  # noqa: BLE001  # packages raise what they like
                 problems[row] = f"its value does not fit {self._form}: {reason_of(error)}"
             bodies.append(body)
@@ -717,3 +725,51 @@ def _without_nulls(kind: pa.DataType) -> Callable[[Any], Any] | None:
         }
 
     return shorten
+
+
+# Handlers
+
+
+def body_serializer(form: str, schema: str) -> BodySerializer:
+    """The serializer of a `bodyFormat` and its `bodySchema`, for `consume` and producers.
+
+    `form` is avro or protobuf. Raises `OptionRefused` or `SchemaRefused`.
+    """
+    found = body_options({"bodyFormat": form, "bodySchema": schema})
+    if found is None or found.form not in ("avro", "protobuf"):
+        raise OptionRefused("bodyFormat", form, "avro or protobuf; json and msgpack are built in")
+    return BodySerializer(found)
+
+
+class BodySerializer:
+    """Bodies as values for handlers; goes to Spark's workers without the parsed schema."""
+
+    def __init__(self, options: BodyOptions) -> None:
+        self._options = options
+        self._kind = value_type(options)
+        self._encode = BodyEncoder(options, [VALUE], ()).encode
+        self._read: Callable[[bytes], Any] | None = None
+
+    def __reduce__(self) -> tuple[type[BodySerializer], tuple[BodyOptions]]:
+        return BodySerializer, (self._options,)
+
+    def dumps(self, value: Any) -> bytes:
+        """A mapping or a dataclass as a body."""
+        return self._encode(asdict(value) if is_dataclass(type(value)) else value)
+
+    def loads(self, body: bytes) -> Any:
+        """A body as a `dict`."""
+        if self._read is None:
+            self._read = self._reader()
+        return self._read(body)
+
+    def _reader(self) -> Callable[[bytes], Any]:
+        if self._options.form == "avro":
+            return avro_reader(avro_schema(self._options.schema or ""))
+        import pyarrow as pa  # noqa: PLC0415  # not for producers
+
+        assert isinstance(self._kind, DataType)  # noqa: S101  # only that of JSON is text
+        decode = protobuf_decode(
+            self._options.descriptor, self._options.message, arrow_type(self._kind)
+        )
+        return lambda body: decode(pa.array([body], pa.binary()))[0].as_py(maps_as_pydicts="strict")
