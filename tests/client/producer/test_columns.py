@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
+from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, SendFailed, SettingError
 from orbitmq.message.record import COMPRESSED
+from orbitmq.testing import EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode
 from tests.support.producing import HANG_UP, scripted_cluster
 from tests.support.remoting import DEADLINE
@@ -118,8 +121,8 @@ async def test_a_body_that_is_longer_than_a_frame_goes_alone_and_compressed():
             "orders", [b"1", bytes(50_000), b"3"], keys=["a", "b", "c"]
         )
 
-    (large,) = [sent for sent in cluster.sent if not sent.header.batch]
-    assert large.header.sys_flag & COMPRESSED
+    (large,) = [sent for sent in cluster.sent if sent.header.sys_flag & COMPRESSED]
+    assert not large.header.batch
     assert large.properties["KEYS"] == "b"
     assert large.unique_id == results[1].msg_id
 
@@ -188,7 +191,7 @@ async def test_properties_of_the_system_are_refused():
     assert cluster.sent == []
 
 
-@pytest.mark.parametrize("answer", [HANG_UP, ResponseCode.MESSAGE_ILLEGAL])
+@pytest.mark.parametrize("answer", [HANG_UP, ResponseCode.NO_PERMISSION])
 async def test_a_failure_says_what_is_stored(answer):
     settings = SendSettings(timeout=DEADLINE, retries=0, batch_messages=1, batch_bytes=1000)
     bodies = [bytes(400) for _ in range(6)]
@@ -202,6 +205,41 @@ async def test_a_failure_says_what_is_stored(answer):
     assert [result is not None for result in results] == [True, True, False, False, False, False]
     if answer != HANG_UP:
         assert isinstance(caught.value.cause, BrokerRefused)
+
+
+@pytest.mark.parametrize("options", [{}, {"ordering_key": "o-1"}])
+@pytest.mark.parametrize("place", [0, 500, 999])
+async def test_one_bad_message_among_a_thousand_fails_alone(options, place):
+    settings = SendSettings(timeout=DEADLINE, batch_bytes=20_000)
+    bodies = [b"%d" % number for number in range(1000)]
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        cluster.refused = {bodies[place]}
+        with pytest.raises(SendFailed, match="999 of 1000 messages are stored") as caught:
+            await producer.send_many("orders", bodies, **options)
+        counted = producer.statistics()
+
+    missing = [number for number, result in enumerate(caught.value.results) if result is None]
+    assert missing == [place]
+    assert isinstance(caught.value.cause, BrokerRefused)
+    assert (counted.sent, counted.failed) == (999, 1)
+    del bodies[place]
+    assert (cluster.bodies if options else sorted(cluster.bodies, key=int)) == bodies
+
+
+async def test_frames_that_are_too_large_for_a_broker_are_stored_in_parts():
+    def small(settings: BrokerSettings) -> BrokerSettings:
+        return replace(settings, send=replace(settings.send, max_message_size=100_000))
+
+    def work() -> list[int]:
+        with (
+            EmbeddedCluster(adjust=small) as cluster,
+            Producer("svc", name_server=cluster.name_server) as producer,
+        ):
+            cluster.create_topic("orders", queues=4)
+            results = producer.send_many("orders", [bytes(2000)] * 1000, ordering_key=1)
+            return [result.queue_offset for result in results]
+
+    assert await asyncio.to_thread(work) == list(range(1000))
 
 
 async def test_nothing_and_no_topic():

@@ -2,7 +2,8 @@
 
 Everything is checked before anything is sent. Messages without a queue go to the queues in turn, a
 frame to each, several at a time; those with a queue or a key stay in their order. A message that is
-longer than a frame goes alone, compressed if single sends are.
+longer than a frame goes alone, compressed if single sends are. When a broker refuses a frame for
+what is in it, the frame is halved until the refused message is alone, as with `submit`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ import pyarrow.compute as pc
 from orbitmq.client.message import Message
 from orbitmq.client.producer.send import Sending, SendResult, by_key
 from orbitmq.client.routes import Queue
-from orbitmq.errors import MessageRefused, OrbitError, SendFailed, SettingError
+from orbitmq.errors import (
+    BrokerRefused,
+    MessageRefused,
+    OrbitError,
+    SendFailed,
+    SettingError,
+)
 from orbitmq.message.arrow import MESSAGE_SCHEMA, repeated
 from orbitmq.message.columns import (
     EncodedMessages,
@@ -37,6 +44,7 @@ from orbitmq.message.columns import (
 )
 from orbitmq.message.properties import INSTANCE_ID, KEYS, RESERVED, SHARDING_KEY, TAGS
 from orbitmq.names import is_retry_topic
+from orbitmq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from orbitmq.client.producer.core import ProducerCore
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
 #: Rows and bytes that are encoded together, while others are on their way.
 _CHUNK: Final = 8192
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
+_MESSAGE_ILLEGAL: Final = int(ResponseCode.MESSAGE_ILLEGAL)
 #: Messages of a frame, and frames in flight.
 _FRAME: Final = 4096
 _WINDOW: Final = 4
@@ -418,7 +427,9 @@ class _Columns:
         self._queues: tuple[Queue, ...] = ()
         self._turns: dict[Queue, asyncio.Lock] = {}
         self._sent: list[_Sent] = []
+        #: What ends the call, and with how many attempts; of refused messages the first one.
         self._failure: tuple[OrbitError, int] | None = None
+        self._refusal: tuple[OrbitError, int] | None = None
 
     async def send(self, chunks: Sequence[_Checked]) -> SendResults:
         try:
@@ -431,8 +442,8 @@ class _Columns:
             await self._send_frames(chunks, is_old=is_old)
         self._sent.sort(key=lambda sent: int(sent.rows[0]))
         results = SendResults(sum(map(len, chunks)), self._sent)
-        if self._failure is not None:
-            failure, attempts = self._failure
+        if (failed := self._failure or self._refusal) is not None:
+            failure, attempts = failed
             cause: BaseException | None = failure
             if isinstance(failure, SendFailed):
                 attempts, cause = failure.attempts, failure.cause
@@ -449,8 +460,8 @@ class _Columns:
                         await window.acquire()
                         if self._failure is not None:
                             return
-                        sending = self._sending(part, begin, end, queue, is_old=is_old)
-                        task = tasks.create_task(self._carry(sending, part, begin, end))
+                        carrying = self._carry(part, begin, end, queue, is_old=is_old)
+                        task = tasks.create_task(carrying)
                         task.add_done_callback(lambda _: window.release())
 
     def _left(self) -> float:
@@ -480,7 +491,7 @@ class _Columns:
         self, part: _Part, begin: int, end: int, queue: Queue | None, *, is_old: bool
     ) -> Sending:
         core = self._core
-        if part.is_alone(begin, end):
+        if end - begin == 1:
             draft = core.drafting.single(
                 self._wire_topic,
                 part.body(begin),
@@ -497,18 +508,36 @@ class _Columns:
             )
         return Sending(draft, core.monotonic(), self._left(), queue)
 
-    async def _carry(self, sending: Sending, part: _Part, begin: int, end: int) -> None:
+    async def _carry(
+        self, part: _Part, begin: int, end: int, queue: Queue | None, *, is_old: bool
+    ) -> None:
+        if queue is None:
+            await self._store(part, begin, end, None, is_old=is_old)
+        else:
+            # The lock is fair, so frames of a queue keep their order.
+            async with self._turns.setdefault(queue, asyncio.Lock()):
+                await self._store(part, begin, end, queue, is_old=is_old)
+
+    async def _store(
+        self, part: _Part, begin: int, end: int, queue: Queue | None, *, is_old: bool
+    ) -> None:
+        """Send a frame; one that is refused in halves, until the refused message is alone."""
+        if self._failure is not None:
+            return  # nothing is sent behind a gap
+        sending = self._sending(part, begin, end, queue, is_old=is_old)
         try:
-            if sending.queue is None:
-                result = await self._publisher.send(sending)
-            else:
-                # The lock is fair, so frames of a queue keep their order.
-                async with self._turns.setdefault(sending.queue, asyncio.Lock()):
-                    if self._failure is not None:
-                        return  # nothing is sent behind a gap
-                    result = await self._publisher.send(sending)
+            result = await self._publisher.send(sending)
         except OrbitError as error:
-            self._failure = self._failure or (error, sending.attempts)
+            is_refused = isinstance(error, BrokerRefused) and error.code == _MESSAGE_ILLEGAL
+            if not is_refused:
+                self._failure = error, sending.attempts
+            elif end - begin == 1:
+                self._refusal = self._refusal or (error, sending.attempts)
+            else:
+                self._publisher.counts.failed -= end - begin  # the halves count
+                middle = (begin + end) // 2
+                await self._store(part, begin, middle, queue, is_old=is_old)
+                await self._store(part, middle, end, queue, is_old=is_old)
         else:
             self._sent.append(_Sent(part.rows[begin:end], part.ids[begin:end], result))
 
@@ -538,11 +567,6 @@ class _Part:
 
     def frames(self) -> list[tuple[int, int]]:
         return self.encoded.frames(self._most, _FRAME)
-
-    def is_alone(self, begin: int, end: int) -> bool:
-        """Whether a frame is a message that is longer than one may be."""
-        size = int(self.encoded.bounds[end] - self.encoded.bounds[begin])
-        return end - begin == 1 and size > self._most
 
     def body(self, row: int) -> bytes:
         body: bytes = self._bodies[row].as_py()
