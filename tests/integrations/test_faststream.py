@@ -28,7 +28,7 @@ from orbitmq.integrations.faststream.annotations import Producer
 
 pytestmark = pytest.mark.feature("W2")
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 class Order(BaseModel):

@@ -16,7 +16,7 @@ from orbitmq.integrations.kombu import exchange_topic, topic_name, topic_pattern
 
 pytestmark = pytest.mark.feature("W1")
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 @pytest.fixture

@@ -231,6 +231,6 @@ def test_the_projects_own_page_keeps_the_rows_it_was_begun_with():
 
     letters = Counter(row_id[0] for row_id in rows)
 
-    assert "".join(letters).startswith("ABCDEFGHI")
-    assert [letters[letter] for letter in "ABCDEFGHI"] == [19, 16, 4, 14, 11, 11, 12, 6, 8]
-    assert [letters[letter] for letter in "JKLMNOP"] == [7, 8, 7, 14, 4, 4, 8]
+    began = dict(zip("ABCDEFGHI", [19, 16, 4, 14, 11, 11, 12, 6, 8], strict=True))
+    began |= dict(zip("JKLMNOP", [7, 8, 7, 14, 4, 4, 8], strict=True))
+    assert {letter: min(letters[letter], count) for letter, count in began.items()} == began
