@@ -147,6 +147,21 @@ def test_what_a_closed_connection_did_not_acknowledge_comes_again(connect):
     assert all(message.delivery_info["redelivered"] for message in other.messages)
 
 
+def test_a_cancelled_consumer_leaves_the_rest_to_others_once_it_holds_nothing(connect):
+    queue = kombu.Queue("work")
+    first = connect()
+    receiver = Receiver(first, queue, acks=False, prefetch_count=1)
+    for number in range(40):
+        publish(first, number, queue=queue)
+    (held,) = receiver.until(1)
+    receiver.consumer.cancel()
+    receiver.messages[0].ack()
+
+    other = Receiver(connect(), queue)
+
+    assert sorted([held, *other.until(39)]) == list(range(40))
+
+
 def test_an_unacknowledged_message_becomes_visible_again(connect):
     queue = kombu.Queue("work")
     receiver = Receiver(connect(visibility_timeout=1), queue, acks=False)

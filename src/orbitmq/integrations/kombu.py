@@ -217,6 +217,8 @@ class Member:
         is_wanted: Callable[[ReceivedMessage, dict[str, Any]], bool],
     ) -> None:
         self.group = group
+        #: Whether it is to leave when the application holds none of its messages.
+        self.is_cancelled = False
         self._arrivals = arrivals
         self._is_wanted = is_wanted
         self._numbers = itertools.count()
@@ -323,7 +325,8 @@ class Member:
     def taken(self) -> int:
         """What the application has."""
         with self._lock:
-            return sum(not each.is_over for each in self._in_hand) - len(self._waiting)
+            waiting = {entry[-1] for entry in self._waiting}
+            return sum(not each.is_over for each in self._in_hand - waiting)
 
     @property
     def waiting(self) -> int:
@@ -507,13 +510,16 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
     def settle(self, delivery_tag: str, error: BaseException | None = None) -> None:
         """Finish a message that was taken, or have it handled as `error` says."""
         if (found := self._unsettled.pop(delivery_tag, None)) is not None:
-            found[1].settle(error)
+            queue, delivery = found
+            delivery.settle(error)
             self.connection.arrivals.notify()  # there may be room for another one
+            self.connection.leave_if_done(queue)
 
     def put_back(self, delivery_tag: str) -> None:
         """Put a message that was taken at the end of its queue."""
         if (found := self._unsettled.pop(delivery_tag, None)) is not None:
             self.connection.put_back(*found)
+            self.connection.leave_if_done(found[0])
 
     def _restore(self, message: Any) -> None:
         self.put_back(message.delivery_tag)
@@ -750,6 +756,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
                 member.subscribe(self._subscriptions(queue))
                 self._members[queue] = member
                 self._close_at_exit()
+            member.is_cancelled = False  # it may be consumed again
             return member
 
     def _close_at_exit(self) -> None:
@@ -788,11 +795,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         return any(queue in channel._active_queues for channel in self.channels)
 
     def cancelled(self, queue: str) -> None:
-        """Other members get the messages, unless the application still holds some."""
+        """Other members get the messages: now, or when the application holds none any more."""
         if self._is_consumed(queue):
             return
+        if (member := self._members.get(queue)) is not None:
+            member.is_cancelled = True
+            self.leave_if_done(queue)
+
+    def leave_if_done(self, queue: str) -> None:
+        """Leave a cancelled queue, of which the application holds nothing."""
         member = self._members.get(queue)
-        if member is not None and not member.taken:
+        if member is not None and member.is_cancelled and not member.taken:
             del self._members[queue]
             member.leave(lambda delivery: self.put_back(queue, delivery))
 
