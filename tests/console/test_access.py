@@ -10,7 +10,8 @@ from starlette.routing import Route
 
 from orbitmq.console import http
 from orbitmq.console.app import api
-from orbitmq.console.http import LARGEST, MOST_SESSIONS, Logins
+from orbitmq.console.http import LARGEST
+from orbitmq.console.logins import MOST_SESSIONS, Logins
 from orbitmq.console.settings import Forbidden, TooManyAttempts
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.console.conftest import QUEUE, die, read_only
@@ -146,12 +147,16 @@ HARMLESS = {
     ("POST", "/pipelines/{name:path}"),
     # How this console shows bodies; the cluster stays as it is.
     ("PUT", "/topics/{topic}/decoder"),
+    # Users of this console; the cluster stays as it is.
+    ("DELETE", "/access/sessions/{id}"),
+    ("POST", "/access/users"),
+    ("PATCH", "/access/users/{name}"),
+    ("DELETE", "/access/users/{name}"),
 }
 
 
-async def test_every_address_that_changes_something_needs_write_rights_and_leaves_an_audit_line(
-    desk,
-):
+async def changes(desk):
+    """A request for every address that changes something, by method and route."""
     page = desk.browser
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await die(desk.world, 3)
@@ -173,6 +178,14 @@ async def test_every_address_that_changes_something_needs_write_rights_and_leave
         ("DELETE", "/pipelines/{name:path}"): ("/pipelines/q", None),
         ("DELETE", "/topics/{topic}"): ("/topics/new", None),
     }
+    return slow["id"], asked
+
+
+async def test_every_address_that_changes_something_needs_write_rights_and_leaves_an_audit_line(
+    desk,
+):
+    page = desk.browser
+    slow, asked = await changes(desk)
     changing = {
         (method, route.path)
         for route in api.routes
@@ -190,7 +203,7 @@ async def test_every_address_that_changes_something_needs_write_rights_and_leave
         refused = await page.send(method, path, content, 403)
         assert "--write" in refused["error"], path
     assert await lines() == 0
-    assert (await page.get(f"/replays/{slow['id']}"))["is_running"]
+    assert (await page.get(f"/replays/{slow}"))["is_running"]
 
     read_only(page, write=True)
     for (method, _), (path, content) in asked.items():
@@ -329,14 +342,14 @@ def logins(clock):
     return Logins(PASSWORD, clock, lasts=100.0, attempts=3)
 
 
-def guess(logins, *addresses):
+async def guess(logins, *addresses, user=None):
     for address in addresses:
         with pytest.raises(Forbidden):
-            logins.log_in("wrong password", address)
+            await logins.log_in("wrong password", address, user)
 
 
-def test_the_right_password_opens_a_session_that_ends(logins, clock):
-    token = logins.log_in(PASSWORD, "10.0.0.1")
+async def test_the_right_password_opens_a_session_that_ends(logins, clock):
+    token = await logins.log_in(PASSWORD, "10.0.0.1")
     assert logins.session(token) is not None
     assert logins.session("another") is None
     assert logins.session(None) is None
@@ -345,18 +358,18 @@ def test_the_right_password_opens_a_session_that_ends(logins, clock):
     assert logins.session(token) is None
 
 
-def test_guessing_from_many_addresses_is_limited_as_well(logins):
-    guess(logins, *(f"10.0.0.{number}" for number in range(30)))
+async def test_guessing_from_many_addresses_is_limited_as_well(logins):
+    await guess(logins, *(f"10.0.0.{number}" for number in range(30)))
 
     with pytest.raises(TooManyAttempts):
-        logins.log_in("wrong password", "10.0.1.1")
+        await logins.log_in("wrong password", "10.0.1.1")
 
 
-def test_logging_out_ends_one_session_and_the_number_of_sessions_is_bounded(logins):
-    mine, *others = (logins.log_in(PASSWORD, "a") for _ in range(3))
+async def test_logging_out_ends_one_session_and_the_number_of_sessions_is_bounded(logins):
+    mine, *others = [await logins.log_in(PASSWORD, "a") for _ in range(3)]
     logins.log_out(mine)
     logins.log_out(None)
     assert [logins.session(each) is None for each in (mine, *others)] == [True, False, False]
 
-    tokens = [logins.log_in(PASSWORD, "a") for _ in range(MOST_SESSIONS)]
+    tokens = [await logins.log_in(PASSWORD, "a") for _ in range(MOST_SESSIONS)]
     assert [logins.session(each) is None for each in (*others, tokens[-1])] == [True, True, False]

@@ -93,9 +93,17 @@ ROWS: list[tuple[Action, tuple[str | None, ...], Mapping[str, object], str]] = [
     (Action.SHOW_PIPELINE, ("by city",), {"console": "URL"}, "'by city' --console URL"),
     (Action.FORGET_PIPELINE, ("city",), {"console": "http://127.0.0.1:8090"},
      "city --console http://127.0.0.1:8090"),
+    (Action.ADD_USER, ("ada",), {"role": "admin", "users": "u.json"},
+     "ada --role admin --users u.json"),
+    (Action.REMOVE_USER, ("ada",), {"users": "u.json"}, "ada --users u.json"),
+    (Action.SET_PASSWORD, ("ada",), {"users": "u.json"}, "ada --users u.json"),
+    (Action.SET_ROLE, ("ada", "reader"), {"users": "u.json"}, "ada reader --users u.json"),
 ]  # fmt: skip
 #: Commands that need no cluster, or name it themselves.
-APART = {"up", "namesrv", "broker", "pipeline status", "pipeline forget"}
+APART = {
+    *("up", "namesrv", "broker", "pipeline status", "pipeline forget"),
+    *("user add", "user remove", "user password", "user role"),
+}
 
 
 @pytest.mark.parametrize(("action", "arguments", "options", "rest"), ROWS)

@@ -58,6 +58,7 @@ WORDS: Mapping[str, Word] = {
     ),
     "top": Word("orbitmq.cli.top", "Watch lag, rates and owners, live.", True),
     "console": Word("orbitmq.cli.console", "Start the web console.", True, extra="console"),
+    "user": Word("orbitmq.cli.users", "Manage who may log in to the console.", extra="console"),
     "context": Word("orbitmq.cli.context", "Manage named clusters."),
     "doctor": Word(
         "orbitmq.cli.doctor", "Find the usual mistakes, and say what to do about them.", True

@@ -17,6 +17,7 @@ from orbitmq.cli.command import Connection, check_positive
 from orbitmq.cli.main import CommandError, PortTaken, SettingRefused
 from orbitmq.cli.servers import Listening, Service, announcing, serve
 from orbitmq.cli.settings import set_up_logging
+from orbitmq.cli.users import USERS_VARIABLE
 from orbitmq.console.app import Console
 from orbitmq.console.settings import (
     CannotListen,
@@ -42,6 +43,7 @@ PASSWORD_VARIABLE = "ORBITMQ_CONSOLE_PASSWORD"  # noqa: S105  # a name, not a pa
     examples=(
         "orbitmq console --name-server 127.0.0.1:9876",
         "orbitmq console -n ns1:9876 -n ns2:9876 --write --history console.sqlite",
+        "orbitmq console --users users.json --write",
         "ORBITMQ_CONSOLE_PASSWORD=... orbitmq console --host 0.0.0.0 --allow-host mq.example.org",
     ),
 )
@@ -61,6 +63,15 @@ def console(
             "--password-file",
             metavar="FILE",
             help=f"The password of the login; needed beyond loopback. [env: {PASSWORD_VARIABLE}]",
+        ),
+    ] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            "--users",
+            metavar="FILE",
+            envvar=USERS_VARIABLE,
+            help="The file of users with roles, which `orbitmq user` makes; instead of a password.",
         ),
     ] = None,
     token_file: Annotated[
@@ -119,6 +130,7 @@ def console(
         port=port,
         write=write,
         password=_secret(password_file, PASSWORD_VARIABLE),
+        users=users,
         token=_secret(token_file, TOKEN_VARIABLE),
         allowed_hosts=tuple(allow_host or ()),
         history=history,

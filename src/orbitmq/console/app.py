@@ -27,8 +27,9 @@ from starlette.types import Scope
 
 from orbitmq.client.engine import AsyncLife
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.console.api import alerts, deadletters, groups, messages, overview, topics
-from orbitmq.console.api.overview import known_now, me_content
+from orbitmq.console.api import access, alerts, deadletters, groups, messages, overview, topics
+from orbitmq.console.api.access import me_content
+from orbitmq.console.api.overview import known_now
 from orbitmq.console.http import AccessControl, answer, on_error, on_http_error
 from orbitmq.console.settings import CannotListen, ConsoleError, ConsoleSettings
 from orbitmq.console.state import ConsoleState, state_of
@@ -65,6 +66,7 @@ VIEWS: Final = (
     "/brokers",
     "/alerts",
     "/audit",
+    "/access",
 )
 _IS_VIEW = re.compile(
     "|".join(re.sub(r"\{\w+\}", "[^/]+", view).rstrip("/") + "/*" for view in VIEWS)
@@ -274,6 +276,7 @@ def page_routes() -> list[Route]:
 
 
 ROUTES = [
+    *access.routes,
     *overview.routes,
     *topics.routes,
     *groups.routes,

@@ -1,4 +1,4 @@
-"""HTTP of the console: access control, sessions, JSON answers, errors, events, windows of lists.
+"""HTTP of the console: access control, JSON answers, errors, events, windows of lists.
 
 * `Host` must be a name of this console or an address: other names could be rebound by DNS.
 * Only the routed path is judged: a URL built from headers could differ.
@@ -11,17 +11,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import ipaddress
 import logging
 import math
 import re
-import secrets
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
@@ -42,7 +38,7 @@ from orbitmq.client.errors import (
     QueueNotFound,
     TopicNotFound,
 )
-from orbitmq.clock import Clock
+from orbitmq.console.logins import Logins, Session
 from orbitmq.console.settings import BadInput, ConsoleError, Forbidden, NotLoggedIn, TooManyAttempts
 from orbitmq.errors import NotSupported, OrbitError
 from orbitmq.remoting.settings import RemotingError
@@ -74,6 +70,10 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
+
+
+#: What the token of pipelines stands for, at the addresses where it is taken.
+_TOKEN_SESSION = Session(csrf="", until=float("inf"))
 
 
 class AccessControl:
@@ -126,6 +126,7 @@ class AccessControl:
             and f"{path}/".startswith(PIPELINES)
             and self._has_token(request)
         ):
+            request.state.session = _TOKEN_SESSION
             return
         if not path.startswith("/api/") or path in _LOGIN_PATHS or path.startswith(_OPEN_PATHS):
             return
@@ -192,99 +193,6 @@ def _is_address(host: str) -> bool:
     return True
 
 
-#: Seconds in which wrong passwords are counted.
-WINDOW = 60.0
-MOST_SESSIONS = 1000
-#: Wrong passwords from all addresses, as a multiple of those from one address.
-_EVERYWHERE = 10
-_MOST_ADDRESSES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A login; without a password all pages share one session."""
-
-    csrf: str
-    until: float
-
-
-class Logins:
-    """Passwords, sessions, and the limit on guessing.
-
-    Passwords are compared in constant time. A session is a random token, of which only the digest
-    is kept, and a second token that the page sends with every request that changes something.
-    """
-
-    def __init__(self, password: str | None, clock: Clock, *, lasts: float, attempts: int) -> None:
-        self._digest = None if password is None else _digest(password)
-        self._clock = clock
-        self._lasts = lasts
-        self._attempts = attempts
-        self._sessions: dict[bytes, Session] = {}
-        self._wrong: dict[str, deque[float]] = {}
-        #: The only session of a console without a password.
-        self._open = Session(secrets.token_urlsafe(24), float("inf"))
-
-    @property
-    def is_needed(self) -> bool:
-        return self._digest is not None
-
-    def log_in(self, password: str, address: str) -> str:
-        """The token of a new session. Raises `TooManyAttempts` or `Forbidden`."""
-        now = self._clock.monotonic()
-        self._check_attempts(address, now)
-        if self._digest is None or not hmac.compare_digest(_digest(password), self._digest):
-            self._note_wrong(address, now)
-            raise Forbidden("the password is wrong")
-        self._wrong.pop(address, None)
-        self._forget_old(now)
-        token = secrets.token_urlsafe(32)
-        self._sessions[_digest(token)] = Session(secrets.token_urlsafe(24), now + self._lasts)
-        return token
-
-    def log_out(self, token: str | None) -> None:
-        if token is not None:
-            self._sessions.pop(_digest(token), None)
-
-    def session(self, token: str | None) -> Session | None:
-        """The session of a token; None: there is none."""
-        if not self.is_needed:
-            return self._open
-        if token is None:
-            return None
-        session = self._sessions.get(_digest(token))
-        if session is None or session.until <= self._clock.monotonic():
-            return None
-        return session
-
-    def _check_attempts(self, address: str, now: float) -> None:
-        for wrong, most in (
-            (self._wrong.get(address, ()), self._attempts),
-            (
-                [time for times in self._wrong.values() for time in times],
-                self._attempts * _EVERYWHERE,
-            ),
-        ):
-            recent = [time for time in wrong if now - time < WINDOW]
-            if len(recent) >= most:
-                raise TooManyAttempts(WINDOW - (now - min(recent)))
-
-    def _note_wrong(self, address: str, now: float) -> None:
-        if len(self._wrong) >= _MOST_ADDRESSES:
-            self._wrong = {
-                each: times for each, times in self._wrong.items() if now - times[-1] < WINDOW
-            }
-        times = self._wrong.setdefault(address, deque(maxlen=self._attempts))
-        times.append(now)
-
-    def _forget_old(self, now: float) -> None:
-        self._sessions = {
-            token: session for token, session in self._sessions.items() if session.until > now
-        }
-        while len(self._sessions) >= MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
-
-
 _port = re.compile(r"[^:\[]:([0-9]{1,5})$").search
 
 
@@ -301,10 +209,6 @@ def cookie_name(host: str) -> str:
 def same_text(given: str, wanted: str) -> bool:
     """Whether two secrets are equal, in constant time."""
     return hmac.compare_digest(given.encode(), wanted.encode())
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
 
 
 #: The largest body of a request.

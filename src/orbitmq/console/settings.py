@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from orbitmq.client.settings import ClientSettings
+from orbitmq.console.roles import RULES, Right, Role
 from orbitmq.console.webhooks import AlertSettings
 from orbitmq.errors import OrbitError, SettingError
 
@@ -28,7 +29,9 @@ class ConsoleSettings:
     host: str = "127.0.0.1"  #: the address to listen on
     port: int = 8090  #: 0: any free one
     write: bool = False  #: whether it may change things
-    password: str | None = field(default=None, repr=False)  #: required beyond loopback
+    #: The password of everybody; this, `users` or `oidc` is required beyond loopback.
+    password: str | None = field(default=None, repr=False)
+    users: Path | None = None  #: the file of users, who log in by name
     token: str | None = field(default=None, repr=False)  #: for pipelines that report progress
     allowed_hosts: tuple[str, ...] = ()  #: names by which browsers may address it
     history: Path | None = None  #: the file that keeps seven days; None: memory only
@@ -52,10 +55,16 @@ class ConsoleSettings:
             raise SettingError(f"console.attempts must be 1 or more, got {self.attempts}")
         if self.password is not None and len(self.password) < SHORTEST_PASSWORD:
             raise SettingError(f"console.password must have {SHORTEST_PASSWORD} characters or more")
-        if self.password is None and not is_loopback(self.host):
+        if self.users is not None and self.password is not None:
+            raise SettingError(
+                "console.users and console.password cannot go together: with users everybody logs "
+                "in by name (ORBITMQ_CONSOLE_PASSWORD and --password-file set the password)"
+            )
+        if not self.needs_login and not is_loopback(self.host):
             raise SettingError(
                 f"console.host is {self.host!r}, which other machines reach: set console.password "
-                "(ORBITMQ_CONSOLE_PASSWORD or --password-file), or listen on 127.0.0.1"
+                "(ORBITMQ_CONSOLE_PASSWORD or --password-file) or console.users (--users), or "
+                "listen on 127.0.0.1"
             )
         for name in self.masked:
             if not all(name.split(".")):
@@ -64,6 +73,10 @@ class ConsoleSettings:
                 )
         if (self.certificate is None) != (self.private_key is None):
             raise SettingError("console.certificate and console.private_key belong together")
+
+    @property
+    def needs_login(self) -> bool:
+        return self.password is not None or self.users is not None
 
     @property
     def is_encrypted(self) -> bool:
@@ -119,6 +132,28 @@ class ReadOnly(Forbidden):
     def __init__(self, command: str | None = None) -> None:
         remedy = f"; the command does the same: {command}" if command else ""
         super().__init__(f"this console only shows; start it with --write to change things{remedy}")
+
+
+class NotPermitted(Forbidden):
+    """The role of the user does not have the right."""
+
+    def __init__(self, role: Role | None, right: Right, command: str | None = None) -> None:
+        rule = RULES[right]
+        who = "a session without a user" if role is None else f"the role {role}"
+        remedy = f"; the command does the same: {command}" if command else ""
+        super().__init__(f"{who} may not {rule.about}; {_A[rule.least]} may{remedy}")
+
+
+_A = {Role.READER: "a reader", Role.OPERATOR: "an operator", Role.ADMIN: "an admin"}
+
+
+class UsersUnusable(ConsoleError):
+    """The file of users cannot be read or written: nobody can log in."""
+
+    status: ClassVar[int] = 503
+
+    def __init__(self, file: Path, reason: object) -> None:
+        super().__init__(f"the file of users {file} cannot be used: {reason}")
 
 
 class NotThere(ConsoleError):

@@ -21,10 +21,20 @@ from orbitmq.console.bodies import Bodies, BodyView
 from orbitmq.console.collect import BrokerTables, Collector, MemberPoller, Snapshot, readers
 from orbitmq.console.faults import CLOCKS_EVERY, ClockWatch, Fault, Observation, find_faults
 from orbitmq.console.history import GONE, Audit, FineHistory, HistoryFile
-from orbitmq.console.http import Events, Logins, cookie_name
+from orbitmq.console.http import Events, cookie_name
+from orbitmq.console.logins import Logins, Session
 from orbitmq.console.pipelines import Pipelines
 from orbitmq.console.resends import LaterAttempts, Replays, later_attempts
-from orbitmq.console.settings import ConsoleSettings, NotThere, NotYet, ReadOnly, is_loopback
+from orbitmq.console.roles import RULES, Right
+from orbitmq.console.settings import (
+    ConsoleSettings,
+    NotPermitted,
+    NotThere,
+    NotYet,
+    ReadOnly,
+    is_loopback,
+)
+from orbitmq.console.users import Users
 
 #: The producer group of messages that are sent from the page.
 PRODUCER_GROUP = "ORBITMQ_CONSOLE"
@@ -52,7 +62,11 @@ class ConsoleState:
             cluster=settings.client.name_servers,
         )
         self.logins = Logins(
-            settings.password, clock, lasts=settings.session, attempts=settings.attempts
+            settings.password,
+            clock,
+            lasts=settings.session,
+            attempts=settings.attempts,
+            users=None if settings.users is None else Users(settings.users),
         )
         #: The content of the first view, and the key of what it was made from.
         self.now: tuple[object, dict[str, object]] | None = None
@@ -62,6 +76,9 @@ class ConsoleState:
 
     async def start(self) -> None:
         """Start to look at the cluster."""
+        if self.logins.users is not None:
+            # A file that cannot be read is found now, and not by the first login.
+            _ = self.logins.users.all
         await self.file.open()
         try:
             await self.audit.load()
@@ -181,11 +198,6 @@ class ConsoleState:
         host = None if is_loopback(self.settings.host) else self.settings.host
         return self.command(words.Action.START_CONSOLE, write=True, host=host, port=0)
 
-    def check_write(self, command: str) -> None:
-        """Raise `ReadOnly` unless this console may change things."""
-        if not self.settings.write:
-            raise ReadOnly(command)
-
     async def _sampled(self, snapshot: Snapshot) -> None:
         values = measured(snapshot)
         for group, times in self.members.times.items():
@@ -221,7 +233,22 @@ def state_of(request: Request) -> ConsoleState:
 
 def view_of(request: Request) -> BodyView:
     """Bodies as the session of a request may see them."""
-    return BodyView(state_of(request).bodies)
+    return BodyView(state_of(request).bodies, sees_masked=session_of(request).may(Right.MASKED))
+
+
+def session_of(request: Request) -> Session:
+    """The session of a request that needs one."""
+    session: Session = request.state.session
+    return session
+
+
+def check_right(request: Request, right: Right, command: str | None = None) -> None:
+    """Raise unless a request may do something; `command` does the same from a shell."""
+    session = session_of(request)
+    if not session.may(right):
+        raise NotPermitted(session.role, right, command)
+    if RULES[right].is_change and not state_of(request).settings.write:
+        raise ReadOnly(command)
 
 
 def session_check(request: Request) -> Callable[[], bool]:
@@ -236,7 +263,15 @@ def session_token(request: Request) -> str | None:
 
 
 def actor_of(request: Request) -> str:
-    """The actor of a request in the audit: its address."""
+    """The actor of a request in the audit: its user, if it has one, and its address."""
+    session, address = session_of(request), address_of(request)
+    if session.user is None:
+        return address
+    return f"{session.user}{f' (by {session.via})' if session.via else ''}, {address}"
+
+
+def address_of(request: Request) -> str:
+    """The address that a request comes from."""
     return request.client.host if request.client else "unknown"
 
 

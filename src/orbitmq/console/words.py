@@ -88,6 +88,10 @@ class Action(enum.StrEnum):
     RUN_PIPELINE = "pipeline run"
     SHOW_PIPELINE = "pipeline status"
     FORGET_PIPELINE = "pipeline forget"
+    ADD_USER = "user add"
+    REMOVE_USER = "user remove"
+    SET_PASSWORD = "user password"  # noqa: S105  # a command, not a password
+    SET_ROLE = "user role"
 
 
 #: Commands that take no `--name-server`, or name it themselves.
@@ -97,6 +101,10 @@ _WITHOUT_CLUSTER = (
     Action.START_BROKER,
     Action.SHOW_PIPELINE,
     Action.FORGET_PIPELINE,
+    Action.ADD_USER,
+    Action.REMOVE_USER,
+    Action.SET_PASSWORD,
+    Action.SET_ROLE,
 )
 
 

@@ -27,8 +27,9 @@ from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.messages import letter_row
 from orbitmq.console.http import answer, int_param, pick, read_body, text_param
 from orbitmq.console.resends import Replay, triage
+from orbitmq.console.roles import Right
 from orbitmq.console.settings import BadInput
-from orbitmq.console.state import ConsoleState, actor_of, state_of, view_of
+from orbitmq.console.state import ConsoleState, actor_of, check_right, state_of, view_of
 from orbitmq.console.words import Action, dead_letter_snippet
 
 _MOST_LETTERS = 500
@@ -213,7 +214,7 @@ async def replay(request: Request) -> Response:
     wanted = await read_body(request, ResendRequest)
     command = state.for_cluster(wanted.command(group))
     if not wanted.dry_run:
-        state.check_write(command)
+        check_right(request, Right.RESEND, command)
     outcomes = state.admin.dead_letters.resending(
         group,
         wanted.filter,
@@ -246,7 +247,7 @@ async def end_replay(request: Request) -> Response:
     state = state_of(request)
     found = state.replays.get(request.path_params["id"])
     if not found.is_dry_run:
-        state.check_write("Ctrl-C where it runs")
+        check_right(request, Right.RESEND, "Ctrl-C where it runs")
     was_running = found.is_running
     ended = await state.replays.end(found.id)
     if was_running and not found.is_dry_run:

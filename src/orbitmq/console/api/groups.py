@@ -27,8 +27,9 @@ from orbitmq.console.collect import GroupSample, Pace, times_of
 from orbitmq.console.faults import GROUP_CHECKS, Check, finding_fault, for_cluster, pipeline_faults
 from orbitmq.console.http import Row, answer, pick, read_body, read_bytes, text_param, window
 from orbitmq.console.pipelines import Pipeline, PipelineReport
+from orbitmq.console.roles import Right
 from orbitmq.console.settings import BadInput, NotThere
-from orbitmq.console.state import ConsoleState, Planned, actor_of, state_of
+from orbitmq.console.state import ConsoleState, Planned, actor_of, check_right, state_of
 from orbitmq.console.words import Action, several
 from orbitmq.errors import OrbitError
 from orbitmq.names import is_retry_topic
@@ -298,7 +299,7 @@ async def _switch(request: Request, *, resume: bool) -> Response:
     state: ConsoleState = state_of(request)
     name = request.path_params["group"]
     command = state.command(Action.RESUME_GROUP if resume else Action.PAUSE_GROUP, name)
-    state.check_write(command)
+    check_right(request, Right.PROGRESS, command)
     if resume:
         after = await state.admin.groups.resume(name)
     else:
@@ -420,7 +421,7 @@ async def apply(request: Request) -> Response:
     """Apply a plan, and answer the offset that was read back for every queue."""
     state = state_of(request)
     go = await read_body(request, ApplyRequest)
-    state.check_write("the command beside the plan")
+    check_right(request, Right.PROGRESS, "the command beside the plan")
     planned = state.plans.take(go.plan)
     reports: list[ResetReport] = []
     try:
@@ -539,7 +540,7 @@ async def forget(request: Request) -> Response:
     state = state_of(request)
     name = request.path_params["name"]
     command = words.command(Action.FORGET_PIPELINE, name, console="URL")
-    state.check_write(command)
+    check_right(request, Right.PIPELINES, command)
     state.pipelines.forget(name)
     await state.audit.note(actor_of(request), command, "taken off the list")
     return Response(status_code=204)

@@ -36,8 +36,16 @@ from orbitmq.console.http import (
     stream,
     text_param,
 )
+from orbitmq.console.roles import Right
 from orbitmq.console.settings import BadInput
-from orbitmq.console.state import ConsoleState, actor_of, session_check, state_of, view_of
+from orbitmq.console.state import (
+    ConsoleState,
+    actor_of,
+    check_right,
+    session_check,
+    state_of,
+    view_of,
+)
 from orbitmq.console.words import Action, several
 from orbitmq.errors import ClientError
 from orbitmq.message.formats import missing
@@ -524,6 +532,7 @@ async def choose_decoder(request: Request) -> Response:
     """Read the bodies of a topic so from now on, for everybody who looks at this console."""
     state, topic = state_of(request), request.path_params["topic"]
     chosen = await read_body(request, Decoder)
+    check_right(request, Right.DECODERS)
     await state.bodies.choose(topic, chosen)
     what = f"bodies of {topic} are read as {chosen.format}"
     await state.audit.note(actor_of(request), f"decoder of {topic}", what)
@@ -567,7 +576,7 @@ async def resend(request: Request) -> Response:
     )
     if wanted.dry_run:
         return answer({"command": command, "to": to})
-    state.check_write(command)
+    check_right(request, Right.SEND, command)
     message = Message(to, found.body, tags=found.tags, keys=found.keys, properties=properties)
     result = await state.producer.send(message)
     outcome = f"a copy of {found.offset_id} sent as {result.msg_id} to {result.queue}"

@@ -1,15 +1,13 @@
-"""The first view, charts, topology, events and the session."""
+"""The first view, charts, topology and events."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq import __version__
 from orbitmq.client.admin.cluster import BrokerStatus, NameServerStatus
 from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.console.api.groups import group_row, shown_pipeline
@@ -17,18 +15,15 @@ from orbitmq.console.collect import GroupSample, TopicSample
 from orbitmq.console.faults import Card, cards, gathered
 from orbitmq.console.history import FINE, STEP, WINDOW, thinned, with_gaps
 from orbitmq.console.http import (
-    Session,
     answer,
-    cookie_name,
     int_param,
     pick,
-    read_body,
     stream,
     text_param,
 )
 from orbitmq.console.pipelines import Pipeline
 from orbitmq.console.settings import BadInput
-from orbitmq.console.state import ConsoleState, actor_of, session_check, session_token, state_of
+from orbitmq.console.state import ConsoleState, session_check, state_of
 from orbitmq.errors import NotSupported, OrbitError
 from orbitmq.names import is_retry_topic, is_system_topic
 
@@ -308,72 +303,7 @@ async def _producers(state: ConsoleState) -> list[dict[str, object]] | None:
     return [{"name": group, "count": count} for group, count in sorted(counts.items())]
 
 
-#: Bytes of a login request.
-_LARGEST = 4096
-
-
-class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A login."""
-
-    password: str
-
-
-def me_content(state: ConsoleState, session: Session | None) -> dict[str, object]:
-    """The rights of a session; without a session only that a login is needed."""
-    if session is None:
-        return {"login": True, "version": None}
-    return {
-        "login": False,
-        "can_log_out": state.logins.is_needed,
-        "write": state.settings.write,
-        "enable": state.enabling_command,
-        "every": state.settings.every,
-        "masked": state.settings.masked,
-        "csrf": session.csrf,
-        "version": __version__,
-        "name_servers": state.settings.client.name_servers,
-    }
-
-
-async def me(request: Request) -> Response:
-    """Whether to log in, what is allowed, and the token for requests that change something."""
-    return answer(me_content(state_of(request), request.state.session))
-
-
-async def log_in(request: Request) -> Response:
-    """Begin a session with the `password`; the answer sets a cookie."""
-    state = state_of(request)
-    given_password = (await read_body(request, LoginRequest, largest=_LARGEST)).password
-    token = state.logins.log_in(given_password, actor_of(request))
-    response = answer(me_content(state, state.logins.session(token)))
-    response.set_cookie(
-        _cookie(request),
-        token,
-        max_age=int(state.settings.session),
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
-        path="/",
-    )
-    return response
-
-
-async def log_out(request: Request) -> Response:
-    """End the session."""
-    state_of(request).logins.log_out(session_token(request))
-    response = Response(status_code=204)
-    response.delete_cookie(_cookie(request), path="/")
-    return response
-
-
-def _cookie(request: Request) -> str:
-    return cookie_name(request.headers.get("host", ""))
-
-
 routes = [
-    Route("/me", me),
-    Route("/login", log_in, methods=["POST"]),
-    Route("/logout", log_out, methods=["POST"]),
     Route("/now", now),
     Route("/faults", faults),
     Route("/audit", audit),

@@ -16,8 +16,9 @@ from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
 from orbitmq.console.collect import TopicSample
 from orbitmq.console.http import Row, answer, pick, read_body, window
+from orbitmq.console.roles import Right
 from orbitmq.console.settings import BadInput
-from orbitmq.console.state import actor_of, state_of
+from orbitmq.console.state import actor_of, check_right, state_of
 from orbitmq.console.words import Action
 
 _COLUMNS = (
@@ -175,7 +176,7 @@ async def _apply(request: Request, name: str, change: TopicChange, *, is_new: bo
     )
     if change.dry_run:
         return answer({"command": command})
-    state.check_write(command)
+    check_right(request, Right.TOPICS, command)
     topics = state.admin.topics
     if is_new:
         made = await topics.create(
@@ -208,7 +209,7 @@ async def delete(request: Request) -> Response:
     state = state_of(request)
     name = request.path_params["topic"]
     command = state.command(Action.DELETE_TOPIC, name)
-    state.check_write(command)
+    check_right(request, Right.TOPICS, command)
     await state.admin.topics.delete(name)
     await state.audit.note(actor_of(request), command, "deleted")
     state.collector.look_soon()
@@ -255,7 +256,7 @@ async def send(request: Request) -> Response:
     )
     if wanted.dry_run:
         return answer({"command": command})
-    state.check_write(command)
+    check_right(request, Right.SEND, command)
     result = await state.producer.send(message, queue=_queue(wanted))
     await state.audit.note(
         actor_of(request),

@@ -8,7 +8,12 @@ export class Problem extends Error {
   }
 }
 
-export const me = { write: false, csrf: "", login: false };
+export const me = { write: false, rights: [], needs: {}, csrf: "", login: false };
+
+/** Whether this session has a right, which `roles.py` lists. */
+export function may(right) {
+  return me.rights.includes(right);
+}
 
 export async function get(path, query, signal) {
   return call("GET", path, query, undefined, signal);

@@ -1,6 +1,6 @@
 // The frame around the views: which view an address means, the list on the left, what is new.
 
-import { get, me, post } from "./api.js";
+import { get, may, me, post } from "./api.js";
 import { h, morphChildren } from "./dom.js";
 import * as f from "./format.js";
 import { ILL, problem, readOnlyDialog, toast } from "./parts.js";
@@ -21,20 +21,21 @@ import { pipeline, pipelines } from "./views/pipelines.js";
 import { brokers } from "./views/brokers.js";
 import { alerts } from "./views/alerts.js";
 import { audit } from "./views/audit.js";
+import { access } from "./views/access.js";
 
 const VIEWS = [
   ["/", now], ["/topics", topics], ["/topics/:topic", topic], ["/groups", groups], ["/groups/:group", group],
   ["/messages", messages], ["/dead-letters", deadLetterGroups], ["/dead-letters/:group", deadLetters],
   ["/progress", progress], ["/consumers", consumers], ["/consumers/:group", consumerGroup], ["/consumers/:group/:client", consumer],
   ["/charts", charts], ["/send", send], ["/topology", topology], ["/pipelines", pipelines], ["/pipelines/:name", pipeline],
-  ["/brokers", brokers], ["/alerts", alerts], ["/audit", audit],
+  ["/brokers", brokers], ["/alerts", alerts], ["/audit", audit], ["/access", access],
 ];
 
 const PLACES = [
   ["/", "Now"], null,
   ["/topics", "Topics"], ["/groups", "Groups"], ["/messages", "Messages"], ["/dead-letters", "Dead letters"], null,
   ["/consumers", "Consumers"], ["/progress", "Progress"], ["/send", "Send"], null,
-  ["/pipelines", "Spark pipelines"], ["/charts", "Charts"], ["/topology", "Topology"], ["/brokers", "Brokers"], ["/alerts", "Alerts"], ["/audit", "Audit"],
+  ["/pipelines", "Spark pipelines"], ["/charts", "Charts"], ["/topology", "Topology"], ["/brokers", "Brokers"], ["/alerts", "Alerts"], ["/audit", "Audit"], ["/access", "Users", "access"],
 ];
 
 const shell = document.getElementById("shell");
@@ -54,11 +55,17 @@ function showLogin() {
   source?.close();
   shell.replaceChildren(login(async (answer) => {
     Object.assign(me, answer);
+    counts.clear();
     begin(await get("/now"));
   }));
 }
 
-addEventListener("console:login", () => { me.login = true; showLogin(); });
+addEventListener("console:login", async () => {
+  if (me.login) return;
+  Object.assign(me, { login: true, user: null, role: null, rights: [] });
+  Object.assign(me, await get("/me").catch(() => ({})));
+  if (me.login) showLogin();
+});
 
 function begin(first) {
   shell.replaceChildren(side(), main);
@@ -78,7 +85,7 @@ function side() {
   };
   bar.append(
     h("div", { class: "bar-top" }, h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), "OrbitMQ"), menu),
-    h("nav", { id: "places", "aria-label": "Views" }, h("ul", null, PLACES.map((place) => {
+    h("nav", { id: "places", "aria-label": "Views" }, h("ul", null, PLACES.filter((place) => !place?.[2] || may(place[2])).map((place) => {
       if (!place) return h("li", { class: "gap", "aria-hidden": "true" });
       const count = h("span", { class: "count", hidden: true });
       counts.set(place[0], count);
@@ -86,7 +93,8 @@ function side() {
     }))),
     h("div", { class: "foot" },
       h("span", null, (me.name_servers ?? []).join(", ")),
-      me.write ? h("span", null, `May change things · ${me.version ?? ""}`) : h("button", { type: "button", class: "quiet", onclick: () => readOnlyDialog("Changes") }, `Read-only · ${me.version ?? ""}`),
+      me.user && h("span", { class: "who" }, `${me.user} · ${me.role}`),
+      me.write ? h("span", null, `${may("send") ? "May change things" : "Read-only"} · ${me.version ?? ""}`) : h("button", { type: "button", class: "quiet", onclick: () => readOnlyDialog("topics", "Changes") }, `Read-only · ${me.version ?? ""}`),
       h("button", { type: "button", class: "quiet", onclick: nextTheme }, "Light or dark"),
       me.can_log_out && h("button", { type: "button", class: "quiet", onclick: logOut }, "Log out")));
   return bar;
@@ -208,7 +216,7 @@ document.addEventListener("click", (event) => {
   const anchor = event.target.closest("a[href]");
   const href = anchor?.getAttribute("href");
   if (!href || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
-  if (!href.startsWith("/") || href.startsWith("/api/") || anchor.hasAttribute("download")) return;
+  if (!href.startsWith("/") || href.startsWith("/api/") || anchor.hasAttribute("download") || anchor.rel === "external") return;
   event.preventDefault();
   go(href);
 });

@@ -1,6 +1,6 @@
 // Pieces that several views are made of.
 
-import { get, me } from "./api.js";
+import { get, may, me } from "./api.js";
 import { h, link, path } from "./dom.js";
 import * as f from "./format.js";
 
@@ -147,24 +147,38 @@ export function toast(text, isBad = false) {
 }
 
 const READ_ONLY = "This console only shows: it was started without --write.";
+const ROLES = ["reader", "operator", "admin"];
+const BY_ROLE = { reader: "a reader", operator: "an operator", admin: "an admin" };
 
-/** Says why a button does nothing here, and how it is enabled. */
-export function readOnlyNote() {
-  return me.write ? null : h("div", { class: "note read-only" }, h("p", null, `${READ_ONLY} The command above does the same; this one starts a console that may change things:`), command(me.enable));
+/** Whether it is the role that is in the way: another one may. */
+function lacksRole(right) {
+  return ROLES.includes(me.role) && ROLES.indexOf(me.role) < ROLES.indexOf(me.needs[right]);
 }
 
-/** A button that opens something which writes. Where that is not allowed it is disabled, and says why. */
-export function writing(label, open, { kind = "", does, harmless } = {}) {
-  if (me.write) return h("button", { type: "button", class: kind, onclick: open }, label);
-  return h("button", { type: "button", class: kind, "aria-disabled": "true", title: `${READ_ONLY} ${me.enable}`, onclick: () => readOnlyDialog(label, does, harmless && [harmless, open]) }, label);
+/** Why this session may not do something. */
+function whyNot(right) {
+  return lacksRole(right) ? `${me.user} is ${BY_ROLE[me.role]} here: ${BY_ROLE[me.needs[right]]} may do this.` : READ_ONLY;
+}
+
+/** Says why a button does nothing here, and how it is enabled. */
+export function readOnlyNote(right) {
+  if (may(right)) return null;
+  if (lacksRole(right)) return h("div", { class: "note read-only" }, h("p", null, whyNot(right)));
+  return h("div", { class: "note read-only" }, h("p", null, `${READ_ONLY} The command above does the same; this one starts a console that may change things:`), command(me.enable));
+}
+
+/** A button that opens something which needs a right. Without it the button is disabled, and says why. */
+export function writing(right, label, open, { kind = "", does, harmless } = {}) {
+  if (may(right)) return h("button", { type: "button", class: kind, onclick: open }, label);
+  return h("button", { type: "button", class: kind, "aria-disabled": "true", title: lacksRole(right) ? whyNot(right) : `${READ_ONLY} ${me.enable}`, onclick: () => readOnlyDialog(right, label, does, harmless && [harmless, open]) }, label);
 }
 
 /** Why a control is disabled, the command that does the same, and the one that enables it. `harmless` is what can be done all the same. */
-export function readOnlyDialog(label, does, harmless) {
-  const opened = dialog(`${label}: not in this console`, [
-    h("p", null, READ_ONLY),
+export function readOnlyDialog(right, label, does, harmless) {
+  const opened = dialog(`${label}: not in this ${lacksRole(right) ? "role" : "console"}`, [
+    h("p", null, whyNot(right)),
     does && [h("p", { class: "muted" }, "The same from a shell:"), command(does)],
-    h("p", { class: "muted" }, "A console that may change things:"), command(me.enable),
+    !lacksRole(right) && [h("p", { class: "muted" }, "A console that may change things:"), command(me.enable)],
   ], harmless && { footer: () => h("button", { type: "button", onclick: () => { opened.close(); harmless[1](); } }, harmless[0]) });
 }
 

@@ -1,4 +1,4 @@
-import { get, me, post, remove, url } from "../api.js";
+import { get, may, post, remove, url } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, card, command, commandPreview, dialog, field, head, problem, readOnlyNote, table, toast, writing } from "../parts.js";
@@ -100,7 +100,7 @@ function drawn({ group, content, filter, trouble, running, follow }) {
         h("a", { class: "button", href: save("jsonl"), download: "" }, "Save as JSON lines"),
         h("a", { class: "button", href: save("parquet"), download: "" }, "Save as Parquet"),
         h("button", { type: "button", onclick: () => notebookDialog(content.notebook, content.commands.list) }, "Open in a notebook"),
-        content.count > 0 && writing("Resend all", () => replayDialog(group, { which: chosen, most: content.count, follow, about: `All dead letters of the group ${which}, the oldest first.` }), { kind: "primary", does: content.commands.resend, harmless: "Dry run" }),
+        content.count > 0 && writing("resend", "Resend all", () => replayDialog(group, { which: chosen, most: content.count, follow, about: `All dead letters of the group ${which}, the oldest first.` }), { kind: "primary", does: content.commands.resend, harmless: "Dry run" }),
       ],
     }),
     h("div", { class: "stack" }, keep("running", running), keep("filter", filter.node), keep("trouble", trouble), content.reasons.length
@@ -126,8 +126,8 @@ function drawnPile(group, pile, chosen, follow) {
       pile.sample && h("div", { class: "sample" }, pile.sample.preview),
       h("div", { class: "row" },
         h("button", { type: "button", onclick: () => lettersDialog(group, which, pile.count, follow) }, "Look at them"),
-        writing(`Resend ${Math.min(10, pile.count)}`, () => replayDialog(group, { which, most: Math.min(10, pile.count), follow, about: pile.name, isSample: true }), { does: pile.commands.sample, harmless: "Dry run" }),
-        pile.count > 10 && writing("Resend the rest", () => replayDialog(group, { which, most: pile.count, follow, about: pile.name }), { does: pile.commands.resend, harmless: "Dry run" }),
+        writing("resend", `Resend ${Math.min(10, pile.count)}`, () => replayDialog(group, { which, most: Math.min(10, pile.count), follow, about: pile.name, isSample: true }), { does: pile.commands.sample, harmless: "Dry run" }),
+        pile.count > 10 && writing("resend", "Resend the rest", () => replayDialog(group, { which, most: pile.count, follow, about: pile.name }), { does: pile.commands.resend, harmless: "Dry run" }),
         h("button", { type: "button", class: "quiet", onclick: () => notebookDialog(pile.notebook, pile.command) }, "Open in a notebook"))));
 }
 
@@ -170,7 +170,7 @@ function replayDialog(group, { which, most, follow, about, isSample = false }) {
   const again = h("input", { type: "checkbox" });
   const shown = h("div");
   const test = h("button", { type: "button" }, "Dry run");
-  const start = h("button", { class: "primary", disabled: !me.write }, "Resend");
+  const start = h("button", { class: "primary", disabled: !may("resend") }, "Resend");
   const wish = () => ({ ...wished(which), count: count.value ? Number(count.value) : null, rate: rate.value ? Number(rate.value) : null, to: to.value, again: again.checked });
   const preview = commandPreview(shown, () => post(path("dead-letters", group, "replay", "command"), wish()));
   const begin = async (dryRun) => {
@@ -181,10 +181,10 @@ function replayDialog(group, { which, most, follow, about, isSample = false }) {
   const form = h("form", { class: "stack" },
     h("p", { class: "mono" }, about),
     h("div", { class: "form" }, field("How many", count), field("At most per second", rate), field("Send to", to), h("label", { class: "check wide" }, again, "also those that were sent again before")),
-    shown, readOnlyNote(), h("footer", null, test, start));
+    shown, readOnlyNote("resend"), h("footer", null, test, start));
   form.oninput = preview;
   test.onclick = () => act(test, () => begin(true));
-  form.onsubmit = async (event) => { event.preventDefault(); await act(start, () => begin(false)); start.disabled = !me.write; };
+  form.onsubmit = async (event) => { event.preventDefault(); await act(start, () => begin(false)); start.disabled = !may("resend"); };
   const opened = dialog(isSample ? "Resend a few" : "Resend", form);
   preview();
 }
@@ -192,7 +192,7 @@ function replayDialog(group, { which, most, follow, about, isSample = false }) {
 /** How a replay goes on, with the outcome of each message. */
 function followReplay(place, first) {
   let replay = { ...first, outcomes: first.outcomes ?? [] };
-  const stop = h("button", { type: "button", class: "danger", title: "The command below is stopped with Ctrl-C", disabled: !me.write && !replay.is_dry_run, onclick: () => act(stop, async () => { await remove(path("replays", replay.id)); await look(); }) }, "Stop");
+  const stop = h("button", { type: "button", class: "danger", title: "The command below is stopped with Ctrl-C", disabled: !may("resend") && !replay.is_dry_run, onclick: () => act(stop, async () => { await remove(path("replays", replay.id)); await look(); }) }, "Stop");
   const draw = () => place.replaceChildren(card(replay.is_running ? "Resending" : replay.is_dry_run ? "Dry run: nothing was sent" : "Resent",
     h("div", null,
       h("div", { class: "body stack" }, h("div", { role: "status", "data-replay": replay.is_running ? "running" : "over" }, replay.summary), command(replay.command)),

@@ -1,6 +1,6 @@
-import { get, put } from "../api.js";
+import { get, may, put } from "../api.js";
 import { h, path } from "../dom.js";
-import { act, dialog, field, problem, toast } from "../parts.js";
+import { act, dialog, field, problem, readOnlyNote, toast } from "../parts.js";
 
 const WORDS = { auto: "by itself: JSON or text", json: "JSON", text: "text", avro: "Avro", protobuf: "Protobuf", msgpack: "MessagePack" };
 
@@ -31,7 +31,7 @@ function form(topic, { decoder, formats }, done) {
   const button = h("button", { class: "primary" }, "Read so");
   const lay = () => {
     const missing = formats.find((each) => each.name === format.value)?.missing;
-    button.disabled = Boolean(missing);
+    button.disabled = Boolean(missing) || !may("decoders");
     place.replaceChildren(...[
       missing && h("p", { class: "note warn" }, `The console's machine lacks a package for this; run there: ${missing}`),
       format.value === "avro" && field("Schema (JSON)", schema),
@@ -44,7 +44,7 @@ function form(topic, { decoder, formats }, done) {
   format.onchange = lay;
   const node = h("form", { class: "stack" },
     h("p", { class: "muted" }, "Everybody who looks at this console sees bodies of the topic so. Bodies that begin as gzip are unpacked in any case."),
-    field("Format", format), place, trouble, h("footer", null, button));
+    field("Format", format), place, trouble, readOnlyNote("decoders"), h("footer", null, button));
   node.onsubmit = async (event) => {
     event.preventDefault();
     trouble.replaceChildren();

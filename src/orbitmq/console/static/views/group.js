@@ -1,4 +1,4 @@
-import { get, me, post } from "../api.js";
+import { get, may, post } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, card, command, dialog, drains, facts, faults, findings, head, memberLink, pace, readOnlyNote, table, tile, toast, topicLink, writing } from "../parts.js";
@@ -36,7 +36,7 @@ function drawn(content, curves, map, names, ranges) {
       actions: [
         link(`/progress?group=${encodeURIComponent(content.name)}`, h("span", { class: "button" }, "Move progress")),
         link(path("dead-letters", content.name), h("span", { class: "button" }, "Dead letters")),
-        writing(isPaused ? "Resume" : "Pause", () => switchDialog(content.name, isPaused, content.commands), { does: content.commands[isPaused ? "resume" : "pause"] }),
+        writing("progress", isPaused ? "Resume" : "Pause", () => switchDialog(content.name, isPaused, content.commands), { does: content.commands[isPaused ? "resume" : "pause"] }),
       ],
     }),
     h("div", { class: "stack" },
@@ -142,7 +142,7 @@ function members(content) {
 
 function switchDialog(name, isPaused, commands) {
   const word = isPaused ? "resume" : "pause";
-  const button = h("button", { type: "button", class: "primary", disabled: !me.write }, isPaused ? "Resume" : "Pause");
+  const button = h("button", { type: "button", class: "primary", disabled: !may("progress") }, isPaused ? "Resume" : "Pause");
   button.onclick = () => act(button, async () => {
     const answer = await post(path("groups", name, word));
     toast(`${name}: ${answer.outcome}`);
@@ -150,6 +150,6 @@ function switchDialog(name, isPaused, commands) {
   });
   const opened = dialog(isPaused ? `Resume ${name}` : `Pause ${name}`, [
     h("p", null, isPaused ? "Its members may pull again." : "Its members stay connected and get nothing until it is resumed; messages wait."),
-    command(commands[word]), readOnlyNote(),
+    command(commands[word]), readOnlyNote("progress"),
   ], { footer: () => button });
 }

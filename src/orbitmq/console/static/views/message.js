@@ -1,4 +1,4 @@
-import { get, me, post, url } from "../api.js";
+import { get, may, post, url } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, command, dialog, facts, groupLink, problem, readOnlyNote, table, toast, writing } from "../parts.js";
@@ -38,7 +38,7 @@ function shown(content) {
   return [
     forms(content),
     h("div", { class: "row" }, where,
-      writing("Resend", () => resendDialog(content), { does: `orbitmq produce ${content.decoded_for}` }),
+      writing("send", "Resend", () => resendDialog(content), { does: `orbitmq produce ${content.decoded_for}` }),
       content.is_readable && h("a", { class: "button", href: url("/messages/body", { id: content.offset_id }), download: "" }, "Save the body")),
     tracks,
     h("h3", null, "Message"),
@@ -82,14 +82,14 @@ function forms(content) {
 function resendDialog(content) {
   const to = h("input", { value: content.decoded_for, required: true, autocomplete: "off", spellcheck: "false" });
   const shownCommand = h("div");
-  const button = h("button", { class: "primary", disabled: !me.write }, "Resend");
+  const button = h("button", { class: "primary", disabled: !may("send") }, "Resend");
   const wish = () => ({ id: content.offset_id, to: to.value.trim() });
   const preview = async () => {
     try { shownCommand.replaceChildren(command((await post("/messages/resend", { ...wish(), dry_run: true })).command)); } catch (error) { shownCommand.replaceChildren(problem(error)); }
   };
   const form = h("form", { class: "stack" },
     h("p", null, "A copy with the same body, tag, keys and properties. Every group of the topic receives it."),
-    h("label", { class: "field" }, "To topic", to), shownCommand, readOnlyNote(), h("footer", null, button));
+    h("label", { class: "field" }, "To topic", to), shownCommand, readOnlyNote("send"), h("footer", null, button));
   to.onchange = preview;
   form.onsubmit = async (event) => {
     event.preventDefault();

@@ -1,4 +1,4 @@
-import { get, me, remove } from "../api.js";
+import { get, may, remove } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
 import { ILL, UP, act, card, command, dialog, failedShare, faults, groupLink, head, pace, readOnlyNote, table, tile, topicLink, writing } from "../parts.js";
@@ -45,7 +45,7 @@ export async function pipeline({ params, go }) {
     await remove(path("pipelines", params.name)).catch((error) => { isForgotten = false; throw error; });
     go("/pipelines");
   };
-  const forget = writing("Take off the list", () => forgetDialog(content, forgotten), { does: content.commands.forget });
+  const forget = writing("pipelines", "Take off the list", () => forgetDialog(content, forgotten), { does: content.commands.forget });
   return {
     title: params.name,
     wantsPipelines: true,
@@ -55,14 +55,14 @@ export async function pipeline({ params, go }) {
 }
 
 function forgetDialog(content, forgotten) {
-  const button = h("button", { type: "button", class: "primary", disabled: !me.write }, "Take it off");
+  const button = h("button", { type: "button", class: "primary", disabled: !may("pipelines") }, "Take it off");
   button.onclick = () => act(button, async () => {
     await forgotten();
     opened.close();
   });
   const opened = dialog(`Take ${content.name} off the list`, [
     h("p", null, "Nothing is stopped: if it still runs, it is there again with its next report."),
-    command(content.commands.forget), readOnlyNote(),
+    command(content.commands.forget), readOnlyNote("pipelines"),
   ], { footer: () => button });
 }
 

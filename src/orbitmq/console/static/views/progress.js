@@ -1,4 +1,4 @@
-import { get, me, post } from "../api.js";
+import { get, may, post } from "../api.js";
 import { h, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, card, command, field, head, problem, readOnlyNote, suggestions, table, toast } from "../parts.js";
@@ -72,13 +72,13 @@ export async function progress({ query }) {
     const moves = planned.topics.flatMap((each) => each.moves.map((move) => ({ ...move, topic: each.topic })));
     const sum = (name) => planned.topics.reduce((total, each) => total + each[name], 0);
     const online = [...new Set(planned.topics.flatMap((each) => each.online))];
-    const apply = h("button", { type: "button", class: "primary", disabled: !me.write || !moves.length }, "Do this");
+    const apply = h("button", { type: "button", class: "primary", disabled: !may("progress") || !moves.length }, "Do this");
     apply.onclick = () => act(apply, async () => showOutcome(await post("/progress/apply", { plan: planned.plan })));
     result.replaceChildren(card("Plan: nothing is changed yet", h("div", null,
       h("div", { class: "body stack" },
         h("p", null, h("b", null, f.exact(sum("skipped"))), ` message${sum("skipped") === 1 ? "" : "s"} would be skipped, `, h("b", null, f.exact(sum("replayed"))), " consumed again",
           online.length ? `; ${f.plural(online.length, "member")} online would be sent there` : "; nobody is online", "."),
-        command(planned.command), readOnlyNote(), h("div", null, apply)),
+        command(planned.command), readOnlyNote("progress"), h("div", null, apply)),
       table([
         ["Topic", (row) => row.topic, "name"],
         ["Queue", (row) => h("span", { class: "mono" }, `${row.broker}:${row.id}`), "nowrap"],

@@ -1,4 +1,4 @@
-import { get, me, post } from "../api.js";
+import { get, may, post } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, card, commandPreview, facts, field, head, readOnlyNote, suggestions, table, toast } from "../parts.js";
@@ -17,7 +17,7 @@ export async function send({ query }) {
   const delay = h("input", { type: "number", min: 0, step: "any", placeholder: "at once" });
   const properties = h("textarea", { spellcheck: "false", placeholder: "name=value, one on each line", rows: 3, class: "short" });
   const shown = h("div");
-  const button = h("button", { class: "primary", disabled: !me.write }, "Send");
+  const button = h("button", { class: "primary", disabled: !may("send") }, "Send");
   const result = h("div", { class: "stack" });
   const models = h("div");
   const draft = () => ({
@@ -33,12 +33,12 @@ export async function send({ query }) {
   };
   const form = h("form", { class: "card" }, h("div", { class: "body stack" },
     h("div", { class: "form" }, field("Topic", topic), suggestions("send-topics", topic, "/topics", { filter: "own" }), field("Tag", tags), field("Keys", keys), field("Delay in seconds", delay), field("Body", body, "wide"), field("Properties", properties, "wide")),
-    shown, readOnlyNote(), h("div", null, button)));
+    shown, readOnlyNote("send"), h("div", null, button)));
   form.oninput = preview;
   form.onsubmit = async (event) => {
     event.preventDefault();
     await act(button, async () => landed(await post("/send", draft())));
-    button.disabled = !me.write;
+    button.disabled = !may("send");
   };
 
   let modelled = null;

@@ -1,4 +1,4 @@
-import { get, me, remove } from "../api.js";
+import { get, may, remove } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, card, command, dialog, field, groupLink, head, pace, readOnlyNote, table, tile, toast, writing } from "../parts.js";
@@ -37,8 +37,8 @@ function drawn(content, curve, series, go, deleted) {
       actions: [
         link(`/messages${query}`, h("span", { class: "button" }, "Messages")),
         link(`/send${query}`, h("span", { class: "button" }, "Send")),
-        writing("Change", () => topicDialog({ topic: content, done: () => go(location.pathname) }), { does: content.commands.update }),
-        writing("Delete", () => deleteDialog(content.name, content.commands.delete, deleted), { kind: "danger", does: content.commands.delete }),
+        writing("topics", "Change", () => topicDialog({ topic: content, done: () => go(location.pathname) }), { does: content.commands.update }),
+        writing("topics", "Delete", () => deleteDialog(content.name, content.commands.delete, deleted), { kind: "danger", does: content.commands.delete }),
       ],
     }),
     h("div", { class: "stack" },
@@ -70,7 +70,7 @@ function drawn(content, curve, series, go, deleted) {
 function deleteDialog(name, text, deleted) {
   const typed = h("input", { autocomplete: "off", spellcheck: "false" });
   const button = h("button", { type: "button", class: "danger", disabled: true }, "Delete for good");
-  typed.oninput = () => { button.disabled = !me.write || typed.value !== name; };
+  typed.oninput = () => { button.disabled = !may("topics") || typed.value !== name; };
   button.onclick = () => act(button, async () => {
     await deleted();
     toast(`${name} is deleted`);
@@ -78,7 +78,7 @@ function deleteDialog(name, text, deleted) {
   });
   const opened = dialog(`Delete ${name}`, [
     h("p", null, "Its messages are gone then, and the progress of every group in it."),
-    command(text), readOnlyNote(),
-    me.write && field("Type the name of the topic", typed),
+    command(text), readOnlyNote("topics"),
+    may("topics") && field("Type the name of the topic", typed),
   ], { footer: () => button });
 }

@@ -1,4 +1,4 @@
-import { me, patch, post } from "../api.js";
+import { may, patch, post } from "../api.js";
 import { h, path } from "../dom.js";
 import { act, commandPreview, dialog, field, readOnlyNote, toast } from "../parts.js";
 
@@ -13,7 +13,7 @@ export function topicDialog({ topic, done }) {
   permission.value = topic?.permission ?? "rw";
   const ordered = h("input", { type: "checkbox", checked: topic?.is_ordered ?? false });
   const shown = h("div");
-  const apply = h("button", { class: "primary", disabled: !me.write }, isNew ? "Create" : "Change");
+  const apply = h("button", { class: "primary", disabled: !may("topics") }, isNew ? "Create" : "Change");
 
   const wish = () => ({
     ...(isNew ? { name: name.value.trim() } : {}),
@@ -30,7 +30,7 @@ export function topicDialog({ topic, done }) {
     h("div", { class: "form" }, field("Name", name, "wide"), field("Queues to write, each broker", write), field("Queues to read, each broker", read), field("Permission", permission),
       h("label", { class: "check" }, ordered, "keep the order of queues")),
     !isNew && h("p", { class: "note" }, "To take queues away without losing what is in them: fewer to write first, and fewer to read once they have been consumed."),
-    shown, readOnlyNote(), h("footer", null, apply));
+    shown, readOnlyNote("topics"), h("footer", null, apply));
   form.oninput = preview;
   form.onsubmit = async (event) => {
     event.preventDefault();
@@ -40,7 +40,7 @@ export function topicDialog({ topic, done }) {
       opened.close();
       done(isNew ? name.value.trim() : topic.name);
     });
-    apply.disabled = !me.write;
+    apply.disabled = !may("topics");
   };
   const opened = dialog(isNew ? "New topic" : `Change ${topic.name}`, form);
   preview();

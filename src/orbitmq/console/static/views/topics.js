@@ -21,7 +21,7 @@ export async function topics({ query, go, remember }) {
   ], state, { label: "Topics", changed: keep });
   const box = h("section", { class: "card", "data-own": true },
     toolbar(state, [["own", "Applications'"], ["", "All"], ["retry", "Retries"], ["dlq", "Dead letters"], ["system", "System"]], list, keep), list.node);
-  const make = writing("New topic", () => topicDialog({ done: (name) => go(path("topics", name)) }), { kind: "primary", does: "orbitmq topic create TOPIC" });
+  const make = writing("topics", "New topic", () => topicDialog({ done: (name) => go(path("topics", name)) }), { kind: "primary", does: "orbitmq topic create TOPIC" });
   const page = [head("Topics", { sub: RATES, actions: make }), box];
   return { title: "Topics", still: true, draw: () => page, shown: list.reload, refresh: list.refresh, leave: list.leave };
 }

@@ -1,0 +1,237 @@
+"""Who may do what: the session, logins, users."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orbitmq import __version__
+from orbitmq.console.http import answer, cookie_name, pick, read_body
+from orbitmq.console.logins import Session
+from orbitmq.console.roles import RULES, Right, Role
+from orbitmq.console.settings import BadInput, NotThere
+from orbitmq.console.state import (
+    ConsoleState,
+    actor_of,
+    address_of,
+    check_right,
+    session_of,
+    session_token,
+    state_of,
+)
+from orbitmq.console.users import Users
+from orbitmq.console.words import Action, command
+
+#: Bytes of a login request.
+_LARGEST = 4096
+
+
+class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A login."""
+
+    password: str
+    #: With a file of users.
+    user: str | None = None
+
+
+def me_content(state: ConsoleState, session: Session | None) -> dict[str, object]:
+    """The rights of a session; without a session only how to log in."""
+    if session is None:
+        found: dict[str, object] = {"login": True, "version": None}
+        if state.logins.users is not None:
+            found["users"] = True
+        return found
+    return {
+        "login": False,
+        "can_log_out": state.logins.is_needed,
+        "user": session.user,
+        "role": session.role,
+        "write": state.settings.write,
+        "rights": [
+            right
+            for right, rule in RULES.items()
+            if session.may(right) and (state.settings.write or not rule.is_change)
+        ],
+        "needs": {each: rule.least for each, rule in RULES.items()},
+        "enable": state.enabling_command,
+        "every": state.settings.every,
+        "masked": state.settings.masked,
+        "csrf": session.csrf,
+        "version": __version__,
+        "name_servers": state.settings.client.name_servers,
+    }
+
+
+async def me(request: Request) -> Response:
+    """Whether to log in, what is allowed, and the token for requests that change something."""
+    return answer(me_content(state_of(request), request.state.session))
+
+
+async def log_in(request: Request) -> Response:
+    """Begin a session with the `password`, of a `user` if there are any; sets a cookie."""
+    state = state_of(request)
+    given = await read_body(request, LoginRequest, largest=_LARGEST)
+    token = await state.logins.log_in(given.password, address_of(request), given.user)
+    response = answer(me_content(state, state.logins.session(token)))
+    set_session(request, response, token)
+    return response
+
+
+def set_session(request: Request, response: Response, token: str) -> None:
+    """Let the browser keep the token of a session."""
+    response.set_cookie(
+        _cookie(request),
+        token,
+        max_age=int(state_of(request).settings.session),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+        path="/",
+    )
+
+
+async def log_out(request: Request) -> Response:
+    """End the session."""
+    state_of(request).logins.log_out(session_token(request))
+    response = Response(status_code=204)
+    response.delete_cookie(_cookie(request), path="/")
+    return response
+
+
+def _cookie(request: Request) -> str:
+    return cookie_name(request.headers.get("host", ""))
+
+
+async def access(request: Request) -> Response:
+    """The users, their sessions, and what each role may do."""
+    check_right(request, Right.ACCESS)
+    state, mine = state_of(request), session_of(request)
+    users = state.logins.users
+    return answer(
+        {
+            "users": None
+            if users is None
+            else [{"name": name, "role": user.role} for name, user in users.all.items()],
+            "sessions": [
+                pick(each, "id user role via address since", is_mine=each.id == mine.id)
+                for each in state.logins.sessions
+            ],
+            "roles": list(Role),
+            "rules": [
+                {"about": rule.about, "least": rule.least, "is_change": rule.is_change}
+                for rule in RULES.values()
+            ],
+        }
+    )
+
+
+async def end_session(request: Request) -> Response:
+    """End a session; its pages show the login."""
+    check_right(request, Right.ACCESS)
+    state = state_of(request)
+    found = state.logins.end(request.path_params["id"])
+    if found is None:
+        raise NotThere("this session has ended already")
+    await state.audit.note(
+        actor_of(request), f"end a session of {found.user}", f"the one from {found.address} ended"
+    )
+    return Response(status_code=204)
+
+
+class UserRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A new user."""
+
+    name: str
+    role: Role
+    password: str
+
+
+class UserChange(msgspec.Struct, forbid_unknown_fields=True):
+    """What of a user becomes different; the user's sessions end."""
+
+    role: Role | None = None
+    password: str | None = None
+
+
+async def add_user(request: Request) -> Response:
+    """Add a user."""
+    users = _users(request)
+    wanted = await read_body(request, UserRequest, largest=_LARGEST)
+    done = command(Action.ADD_USER, wanted.name, role=wanted.role.value, users=users.file)
+    return await _changed(
+        request, lambda: users.add(wanted.name, wanted.role, wanted.password), done, "added"
+    )
+
+
+async def change_user(request: Request) -> Response:
+    """Give a user another role or password."""
+    users, name = _users(request), request.path_params["name"]
+    wanted = await read_body(request, UserChange, largest=_LARGEST)
+    if wanted.role is None and wanted.password is None:
+        raise BadInput("role or password must be given")
+    if wanted.role is not None:
+        _check_not_last(users, name, wanted.role)
+        done = command(Action.SET_ROLE, name, wanted.role.value, users=users.file)
+    else:
+        done = command(Action.SET_PASSWORD, name, users=users.file)
+    outcome = " and ".join(
+        ([] if wanted.role is None else [f"is {wanted.role} now"])
+        + ([] if wanted.password is None else ["has another password"])
+    )
+    return await _changed(
+        request,
+        lambda: users.change(name, role=wanted.role, password=wanted.password),
+        done,
+        outcome,
+    )
+
+
+async def remove_user(request: Request) -> Response:
+    """Remove a user; the user's sessions end."""
+    users, name = _users(request), request.path_params["name"]
+    _check_not_last(users, name, None)
+    done = command(Action.REMOVE_USER, name, users=users.file)
+    return await _changed(request, lambda: users.remove(name), done, "removed")
+
+
+def _users(request: Request) -> Users:
+    check_right(request, Right.ACCESS)
+    users = state_of(request).logins.users
+    if users is None:
+        raise NotThere("this console has no file of users; start it with --users FILE")
+    return users
+
+
+def _check_not_last(users: Users, name: str, role: Role | None) -> None:
+    admins = [each for each, user in users.all.items() if user.role is Role.ADMIN]
+    if admins == [name] and role is not Role.ADMIN:
+        raise BadInput(f"{name} is the last admin; make another user an admin first")
+
+
+async def _changed(
+    request: Request, change: Callable[[], None], done: str, outcome: str
+) -> Response:
+    # Before the change, which may end the session of the request.
+    who = actor_of(request)
+    await asyncio.to_thread(change)
+    await state_of(request).audit.note(who, done, outcome)
+    content: dict[str, Any] = {"command": done, "outcome": outcome}
+    return answer(content)
+
+
+routes = [
+    Route("/me", me),
+    Route("/login", log_in, methods=["POST"]),
+    Route("/logout", log_out, methods=["POST"]),
+    Route("/access", access),
+    Route("/access/sessions/{id}", end_session, methods=["DELETE"]),
+    Route("/access/users", add_user, methods=["POST"]),
+    Route("/access/users/{name}", change_user, methods=["PATCH"]),
+    Route("/access/users/{name}", remove_user, methods=["DELETE"]),
+]
