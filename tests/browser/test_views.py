@@ -49,7 +49,8 @@ async def test_no_view_is_left_out():
         pattern = re.sub(r":\w+", "[^/]+", view)
         return any(re.fullmatch(pattern, path.split("?")[0]) for path in VIEWS)
 
-    assert [view for view in views if not is_tested(view)] == []
+    # `test_roles.py` has the page of users, which there is for an admin only.
+    assert [view for view in views if not is_tested(view)] == ["/access"]
 
 
 @pytest.mark.parametrize(("viewport", "scheme"), [(DESK, "light"), (PHONE, "dark")])

@@ -151,3 +151,27 @@ async def test_a_broken_history_does_not_stop_the_cluster_that_a_console_is_star
     assert places == ["name server", "console"]
     (warning,) = [each for each in caplog.messages if "in memory only" in each]
     assert str(file) in warning
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--users", "nowhere.json"), "orbitmq user add NAME --users nowhere.json"),
+        (("--users", "u.json", "--password-file", "PASSWORD"), "cannot go together"),
+        (("--oidc-client", "x"), "--oidc-issuer"),
+        (("--oidc-issuer", "http://idp.example.org", "--oidc-role", "*=reader"), "https://"),
+        (("--oidc-issuer", "https://idp.example.org", "--oidc-role", "*=king"), "VALUE=ROLE"),
+        (("--oidc-issuer", "https://idp.example.org", "--oidc-client", "x"), "--oidc-role"),
+        (("--oidc-issuer", "https://idp.example.org", "--oidc-role", "a=admin"), "--oidc-client"),
+    ],
+)
+async def test_logins_that_cannot_work_are_refused_at_the_start(tmp_path, words, said):
+    file = tmp_path / "password"
+    file.write_text("correct horse battery")
+    given = [str(file) if each == "PASSWORD" else each for each in words]
+    async with command(*given) as process:
+        output, error = await process.communicate()
+
+    assert process.returncode in (1, 2)
+    assert said in " ".join(error.decode().split())
+    assert not output

@@ -7,23 +7,25 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from orbitmq.cli import settings as options
 from orbitmq.cli.application import plain_command, section
 from orbitmq.cli.command import Connection, check_positive
-from orbitmq.cli.main import CommandError, PortTaken, SettingRefused
+from orbitmq.cli.main import CommandError, Misused, PortTaken, SettingRefused
 from orbitmq.cli.servers import Listening, Service, announcing, serve
 from orbitmq.cli.settings import set_up_logging
 from orbitmq.cli.users import USERS_VARIABLE
 from orbitmq.console.app import Console
+from orbitmq.console.roles import Role
 from orbitmq.console.settings import (
     CannotListen,
     ConsoleError,
     ConsoleSettings,
     HistoryUnusable,
+    OidcSettings,
     is_loopback,
 )
 from orbitmq.console.webhooks import AlertSettings
@@ -35,6 +37,10 @@ log = logging.getLogger(__name__)
 app = section("The web console.")
 
 PASSWORD_VARIABLE = "ORBITMQ_CONSOLE_PASSWORD"  # noqa: S105  # a name, not a password
+
+OIDC_VARIABLE = "ORBITMQ_CONSOLE_OIDC_SECRET"
+
+_OIDC = "OpenID Connect"
 
 
 @plain_command(
@@ -72,6 +78,79 @@ def console(
             metavar="FILE",
             envvar=USERS_VARIABLE,
             help="The file of users with roles, which `orbitmq user` makes; instead of a password.",
+        ),
+    ] = None,
+    oidc_issuer: Annotated[
+        str | None,
+        typer.Option(
+            "--oidc-issuer",
+            metavar="URL",
+            help="A provider of OpenID Connect that vouches for users.",
+            rich_help_panel=_OIDC,
+        ),
+    ] = None,
+    oidc_client: Annotated[
+        str | None,
+        typer.Option(
+            "--oidc-client",
+            metavar="ID",
+            help="The provider's id of this console.",
+            rich_help_panel=_OIDC,
+        ),
+    ] = None,
+    oidc_secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--oidc-secret-file",
+            metavar="FILE",
+            help=f"The secret that goes with it, if there is one. [env: {OIDC_VARIABLE}]",
+            rich_help_panel=_OIDC,
+        ),
+    ] = None,
+    oidc_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--oidc-role",
+            metavar="VALUE=ROLE",
+            help="The role of users whose claim has a value; * is everybody; may be repeated.",
+            rich_help_panel=_OIDC,
+        ),
+    ] = None,
+    oidc_claim: Annotated[
+        str,
+        typer.Option(
+            "--oidc-claim",
+            metavar="NAME",
+            help="The claim of the ID token with groups or roles, like realm_access.roles.",
+            rich_help_panel=_OIDC,
+        ),
+    ] = "groups",
+    oidc_name: Annotated[
+        str,
+        typer.Option(
+            "--oidc-name",
+            metavar="NAME",
+            help="The claim with the name that the audit shows.",
+            rich_help_panel=_OIDC,
+        ),
+    ] = "preferred_username",
+    oidc_scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--oidc-scope",
+            metavar="SCOPE",
+            help="A scope to ask for besides openid, profile and email; may be repeated.",
+            rich_help_panel=_OIDC,
+        ),
+    ] = None,
+    oidc_redirect: Annotated[
+        str | None,
+        typer.Option(
+            "--oidc-redirect",
+            metavar="URL",
+            help="Where browsers come back to, if it is not the address that they ask for: "
+            "https://NAME/login/oidc/callback.",
+            rich_help_panel=_OIDC,
         ),
     ] = None,
     token_file: Annotated[
@@ -131,6 +210,16 @@ def console(
         write=write,
         password=_secret(password_file, PASSWORD_VARIABLE),
         users=users,
+        oidc=_oidc(
+            issuer=oidc_issuer,
+            client_id=oidc_client,
+            client_secret=None if oidc_issuer is None else _secret(oidc_secret_file, OIDC_VARIABLE),
+            roles=oidc_role,
+            claim=oidc_claim,
+            name_claim=oidc_name,
+            scopes=("openid", "profile", "email", *(oidc_scope or ())),
+            redirect=oidc_redirect,
+        ),
         token=_secret(token_file, TOKEN_VARIABLE),
         allowed_hosts=tuple(allow_host or ()),
         history=history,
@@ -211,6 +300,27 @@ def _alerts(file: Path | None) -> AlertSettings:
         return AlertSettings()
     try:
         return AlertSettings.load(file)
+    except SettingError as error:
+        raise SettingRefused(str(error)) from error
+
+
+def _oidc(
+    *, issuer: str | None, client_id: str | None, roles: list[str] | None, **fields: Any
+) -> OidcSettings | None:
+    if issuer is None:
+        if client_id is not None or roles:
+            raise Misused("--oidc-client and --oidc-role need --oidc-issuer URL")
+        return None
+    mapped: dict[str, Role] = {}
+    for each in roles or ():
+        value, _, role = each.rpartition("=")
+        if not value or role not in tuple(Role):
+            raise Misused(
+                f"--oidc-role is VALUE=ROLE with {', '.join(Role)} as the role, got {each!r}"
+            )
+        mapped[value] = Role(role)
+    try:
+        return OidcSettings(issuer=issuer, client_id=client_id or "", roles=mapped, **fields)
     except SettingError as error:
         raise SettingRefused(str(error)) from error
 

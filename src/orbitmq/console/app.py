@@ -203,6 +203,7 @@ def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starle
     app = Starlette(
         routes=[
             api,
+            *access.pages,
             Mount("/static", Static(directory=STATIC)),
             *page_routes(),
         ],

@@ -28,6 +28,7 @@ class Right(enum.StrEnum):
     PROGRESS = "progress"
     PIPELINES = "pipelines"
     DECODERS = "decoders"
+    ALERTS = "alerts"
     TOPICS = "topics"
     MASKED = "masked"
     ACCESS = "access"
@@ -52,6 +53,7 @@ RULES: Final[Mapping[Right, Rule]] = {
     Right.PROGRESS: Rule("reset, skip and clone progress, pause and resume groups", Role.OPERATOR),
     Right.PIPELINES: Rule("take pipelines off the list", Role.OPERATOR),
     Right.DECODERS: Rule("choose how bodies are read", Role.OPERATOR, is_change=False),
+    Right.ALERTS: Rule("silence alerts, and test webhooks", Role.OPERATOR),
     Right.TOPICS: Rule("create, change and delete topics", Role.ADMIN),
     Right.MASKED: Rule("see masked fields", Role.ADMIN, is_change=False, is_for_all=False),
     Right.ACCESS: Rule(

@@ -6,19 +6,72 @@ Needs no web framework.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.roles import RULES, Right, Role
 from orbitmq.console.webhooks import AlertSettings
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import OrbitError, SettingError, install_command
 
 #: Seconds for the answer of a broker.
 TIMEOUT = 5.0
 #: Shorter passwords are guessed, whatever the limit on attempts.
 SHORTEST_PASSWORD = 8
+#: Seconds that somebody may take at the identity provider.
+OIDC_PATIENCE = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OidcSettings:
+    """A provider of OpenID Connect that vouches for users, and the roles of these."""
+
+    issuer: str  #: its address, without `/.well-known/openid-configuration`
+    client_id: str  #: under which it knows this console
+    client_secret: str | None = field(default=None, repr=False)  #: None: a public client
+    #: Roles by a value of the claim; `*` is everybody.
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    claim: str = "groups"  #: the claim of the ID token with groups or roles
+    name_claim: str = "preferred_username"  #: the claim with the name that the audit shows
+    scopes: tuple[str, ...] = ("openid", "profile", "email")
+    #: The address that browsers come back to; None: this console's, as the browser has it.
+    redirect: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("issuer", "redirect"):
+            if (address := getattr(self, name)) is not None:
+                try:
+                    check_provider_address(address)
+                except SettingError as error:
+                    raise SettingError(f"console.oidc.{name}: {error}") from error
+        if not self.client_id:
+            raise SettingError("console.oidc.client_id must be given: --oidc-client ID")
+        if not self.roles:
+            raise SettingError(
+                "console.oidc.roles must be given, or nobody could log in: --oidc-role VALUE=ROLE, "
+                "such as sre=admin, or '*=reader' for everybody"
+            )
+        if "openid" not in self.scopes:
+            raise SettingError("console.oidc.scopes must have openid among them")
+        if find_spec("jwt") is None or find_spec("cryptography") is None:
+            raise SettingError(
+                f"console.oidc needs PyJWT and cryptography; {install_command('oidc')}"
+            )
+
+
+def check_provider_address(address: str) -> None:
+    """Raise `SettingError` for an address that others on the way could read or change."""
+    parts = urlsplit(address)
+    if parts.scheme == "https" and parts.hostname:
+        return
+    if parts.scheme != "http" or not parts.hostname or not is_loopback(parts.hostname):
+        raise SettingError(
+            f"must begin with https:// (http:// on this machine only), got {address[:200]!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +85,7 @@ class ConsoleSettings:
     #: The password of everybody; this, `users` or `oidc` is required beyond loopback.
     password: str | None = field(default=None, repr=False)
     users: Path | None = None  #: the file of users, who log in by name
+    oidc: OidcSettings | None = None  #: who else vouches for users
     token: str | None = field(default=None, repr=False)  #: for pipelines that report progress
     allowed_hosts: tuple[str, ...] = ()  #: names by which browsers may address it
     history: Path | None = None  #: the file that keeps seven days; None: memory only
@@ -55,16 +109,16 @@ class ConsoleSettings:
             raise SettingError(f"console.attempts must be 1 or more, got {self.attempts}")
         if self.password is not None and len(self.password) < SHORTEST_PASSWORD:
             raise SettingError(f"console.password must have {SHORTEST_PASSWORD} characters or more")
-        if self.users is not None and self.password is not None:
+        if self.password is not None and (self.users is not None or self.oidc is not None):
             raise SettingError(
-                "console.users and console.password cannot go together: with users everybody logs "
-                "in by name (ORBITMQ_CONSOLE_PASSWORD and --password-file set the password)"
+                "console.password cannot go together with console.users or console.oidc: with them "
+                "everybody logs in by name (ORBITMQ_CONSOLE_PASSWORD and --password-file set it)"
             )
         if not self.needs_login and not is_loopback(self.host):
             raise SettingError(
                 f"console.host is {self.host!r}, which other machines reach: set console.password "
-                "(ORBITMQ_CONSOLE_PASSWORD or --password-file) or console.users (--users), or "
-                "listen on 127.0.0.1"
+                "(ORBITMQ_CONSOLE_PASSWORD or --password-file) console.users (--users) "
+                "or console.oidc (--oidc-issuer), or listen on 127.0.0.1"
             )
         for name in self.masked:
             if not all(name.split(".")):
@@ -76,7 +130,7 @@ class ConsoleSettings:
 
     @property
     def needs_login(self) -> bool:
-        return self.password is not None or self.users is not None
+        return any(each is not None for each in (self.password, self.users, self.oidc))
 
     @property
     def is_encrypted(self) -> bool:
@@ -153,7 +207,16 @@ class UsersUnusable(ConsoleError):
     status: ClassVar[int] = 503
 
     def __init__(self, file: Path, reason: object) -> None:
+        if isinstance(reason, FileNotFoundError):
+            reason = f"it is not there; make it with: orbitmq user add NAME --users {file}"
         super().__init__(f"the file of users {file} cannot be used: {reason}")
+
+
+class ProviderAway(ConsoleError):
+    """The identity provider does not answer, or not as one does."""
+
+    status: ClassVar[int] = 502
+    retriable: ClassVar[bool] = True
 
 
 class NotThere(ConsoleError):

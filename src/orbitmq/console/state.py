@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -31,10 +31,14 @@ from orbitmq.console.settings import (
     NotPermitted,
     NotThere,
     NotYet,
+    OidcSettings,
     ReadOnly,
     is_loopback,
 )
 from orbitmq.console.users import Users
+
+if TYPE_CHECKING:
+    from orbitmq.console.oidc import Provider
 
 #: The producer group of messages that are sent from the page.
 PRODUCER_GROUP = "ORBITMQ_CONSOLE"
@@ -67,7 +71,9 @@ class ConsoleState:
             lasts=settings.session,
             attempts=settings.attempts,
             users=None if settings.users is None else Users(settings.users),
+            has_provider=settings.oidc is not None,
         )
+        self.provider = None if settings.oidc is None else _provider(settings.oidc, clock)
         #: The content of the first view, and the key of what it was made from.
         self.now: tuple[object, dict[str, object]] | None = None
         #: Pages that follow a topic.
@@ -223,6 +229,13 @@ class ConsoleState:
         self.fine.add(snapshot.at, values)
         await self.file.add(snapshot.at, values)
         self.events.publish("sample", {"at": snapshot.at})
+
+
+def _provider(settings: OidcSettings, clock: Clock) -> Provider:
+    # Late: an extra.
+    from orbitmq.console.oidc import Provider  # noqa: PLC0415
+
+    return Provider(settings, clock)
 
 
 def state_of(request: Request) -> ConsoleState:

@@ -148,6 +148,8 @@ class Users:
     @contextlib.contextmanager
     def _changing(self, *, must_exist: bool = True) -> Iterator[dict[str, User]]:
         """The users, which are written when the block ends; one change at a time."""
+        if must_exist:
+            _ = self.all  # or nothing is made beside it, either
         lock = FolderLock(self.file.with_name(f"{self.file.name}.lock"), _PRIVATE)
         try:
             until = time.monotonic() + _PATIENCE
@@ -168,10 +170,6 @@ class Users:
 def _read(file: Path) -> Mapping[str, User]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=_Content).users
-    except FileNotFoundError as error:
-        raise UsersUnusable(
-            file, f"it is not there; make it with: orbitmq user add NAME --users {file}"
-        ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsersUnusable(file, error) from error
 

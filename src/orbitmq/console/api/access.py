@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import logging
+import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from orbitmq import __version__
 from orbitmq.console.http import answer, cookie_name, pick, read_body
 from orbitmq.console.logins import Session
 from orbitmq.console.roles import RULES, Right, Role
-from orbitmq.console.settings import BadInput, NotThere
+from orbitmq.console.settings import OIDC_PATIENCE, BadInput, ConsoleError, NotThere
 from orbitmq.console.state import (
     ConsoleState,
     actor_of,
@@ -27,6 +31,11 @@ from orbitmq.console.state import (
 )
 from orbitmq.console.users import Users
 from orbitmq.console.words import Action, command
+
+if TYPE_CHECKING:
+    from orbitmq.console.oidc import Provider
+
+log = logging.getLogger(__name__)
 
 #: Bytes of a login request.
 _LARGEST = 4096
@@ -46,6 +55,8 @@ def me_content(state: ConsoleState, session: Session | None) -> dict[str, object
         found: dict[str, object] = {"login": True, "version": None}
         if state.logins.users is not None:
             found["users"] = True
+        if state.settings.oidc is not None:
+            found["provider"] = urlsplit(state.settings.oidc.issuer).hostname
         return found
     return {
         "login": False,
@@ -106,6 +117,82 @@ async def log_out(request: Request) -> Response:
 
 def _cookie(request: Request) -> str:
     return cookie_name(request.headers.get("host", ""))
+
+
+#: Where browsers come back from the identity provider.
+CALLBACK = "/login/oidc/callback"
+
+
+async def begin_oidc(request: Request) -> Response:
+    """Send the browser to the identity provider."""
+    provider = _provider(request)
+    secret = request.cookies.get(f"{_cookie(request)}_oidc") or secrets.token_urlsafe(24)
+    try:
+        address = await provider.begin(secret, provider.settings.redirect or _callback(request))
+    except ConsoleError as error:
+        return _apology(error)
+    response = RedirectResponse(address, 303, headers={"cache-control": "no-store"})
+    response.set_cookie(
+        f"{_cookie(request)}_oidc",
+        secret,
+        max_age=int(OIDC_PATIENCE),
+        httponly=True,
+        # The provider's page leads back here, with this cookie.
+        samesite="lax",
+        secure=request.url.scheme == "https",
+        path="/login/oidc",
+    )
+    return response
+
+
+async def finish_oidc(request: Request) -> Response:
+    """Begin the session of somebody who comes from the identity provider."""
+    state = state_of(request)
+    secret = request.cookies.get(f"{_cookie(request)}_oidc")
+    provider = _provider(request)
+    try:
+        found = await provider.finish(secret, dict(request.query_params))
+    except ConsoleError as error:
+        log.info("a login by the identity provider failed: %s", error)
+        return _apology(error)
+    token = state.logins.begin(
+        found.name, found.role, address_of(request), via=urlsplit(provider.settings.issuer).hostname
+    )
+    # The strict cookie is not sent along a redirect that began at another site; this page is ours.
+    response = _small_page(
+        '<meta http-equiv="refresh" content="0;url=/">', "You are logged in.", 200
+    )
+    set_session(request, response, token)
+    return response
+
+
+def _provider(request: Request) -> Provider:
+    provider = state_of(request).provider
+    if provider is None:
+        raise NotThere("this console knows no identity provider; start it with --oidc-issuer")
+    return provider
+
+
+def _callback(request: Request) -> str:
+    return f"{request.url.scheme}://{request.headers.get('host', '')}{CALLBACK}"
+
+
+def _apology(error: ConsoleError) -> Response:
+    return _small_page("", f"The login failed: {str(error).rstrip('.')}.", error.status)
+
+
+def _small_page(head: str, text: str, status: int) -> Response:
+    return HTMLResponse(
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>OrbitMQ console</title>{head}"
+        '<link rel="stylesheet" href="/static/base.css">'
+        '<link rel="stylesheet" href="/static/console.css"></head>'
+        f'<body><div class="gate"><div class="card"><p>{html.escape(text)}</p>'
+        '<p><a href="/">To the console</a></p></div></div></body></html>',
+        status,
+        headers={"cache-control": "no-store"},
+    )
 
 
 async def access(request: Request) -> Response:
@@ -224,6 +311,9 @@ async def _changed(
     content: dict[str, Any] = {"command": done, "outcome": outcome}
     return answer(content)
 
+
+#: Outside of the API: browsers come here from the provider's site.
+pages = [Route("/login/oidc", begin_oidc), Route(CALLBACK, finish_oidc)]
 
 routes = [
     Route("/me", me),

@@ -8,8 +8,8 @@ from starlette.routing import Route
 
 from orbitmq.console.alerts import Delivery, SilenceRequest
 from orbitmq.console.http import answer, pick, read_body
-from orbitmq.console.state import ConsoleState, actor_of, state_of
-from orbitmq.console.words import Action
+from orbitmq.console.roles import Right
+from orbitmq.console.state import ConsoleState, actor_of, check_right, state_of
 
 
 async def alerts(request: Request) -> Response:
@@ -39,7 +39,7 @@ def _shown(state: ConsoleState, delivery: Delivery) -> dict[str, object]:
 async def test(request: Request) -> Response:
     """Post a test to a webhook."""
     state, name = state_of(request), request.path_params["name"]
-    _check(state)
+    check_right(request, Right.ALERTS)
     state.alerts.test(name, actor_of(request))
     await state.audit.note(actor_of(request), f"test of webhook {name}", "a test is posted")
     return Response(status_code=202)
@@ -54,21 +54,17 @@ async def silence(request: Request) -> Response:
     """Silence a `subject` (with `*`) `for` some seconds or `until` a time, with a `reason`."""
     state = state_of(request)
     wanted = await read_body(request, SilenceRequest)
-    _check(state)
+    check_right(request, Right.ALERTS)
     return answer(await state.alerts.silences.add(wanted, actor_of(request)), 201)
 
 
 async def end_silence(request: Request) -> Response:
     """Remove a silence."""
     state = state_of(request)
-    _check(state)
+    check_right(request, Right.ALERTS)
     return answer(
         await state.alerts.silences.remove(request.path_params["identity"], actor_of(request))
     )
-
-
-def _check(state: ConsoleState) -> None:
-    state.check_write(state.command(Action.START_CONSOLE, write=True))
 
 
 routes = [

@@ -253,7 +253,11 @@ function listen() {
   source?.close();
   source = new EventSource("/api/v1/events");
   source.onopen = () => { lastTrouble = ""; document.documentElement.dataset.live = "yes"; };
-  source.onerror = () => { delete document.documentElement.dataset.live; };
+  source.onerror = () => {
+    delete document.documentElement.dataset.live;
+    // Refused for good: the session has ended, which the next question is told.
+    if (source.readyState === EventSource.CLOSED) refresh();
+  };
   source.addEventListener("sample", refresh);
   source.addEventListener("pipeline", () => current?.wantsPipelines && refresh());
   source.addEventListener("replay", (event) => current?.replayed?.(JSON.parse(event.data)));

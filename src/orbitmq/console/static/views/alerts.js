@@ -1,4 +1,4 @@
-import { get, me, post, remove } from "../api.js";
+import { get, may, post, remove } from "../api.js";
 import { h, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, card, command, dialog, field, head, readOnlyNote, table, toast, writing } from "../parts.js";
@@ -10,7 +10,7 @@ export async function alerts() {
   return {
     title: "Alerts",
     draw: () => [
-      head("Alerts", { sub: "Webhooks are told when a finding of Now begins, while it lasts, and when it is resolved.", actions: writing("Silence", () => silenceDialog({ done: load })) }),
+      head("Alerts", { sub: "Webhooks are told when a finding of Now begins, while it lasts, and when it is resolved.", actions: writing("alerts", "Silence", () => silenceDialog({ done: load })) }),
       h("div", { class: "stack" }, webhooks(content), silences(content, load), posts(content)),
     ],
     refresh: async () => { content = await get("/alerts"); },
@@ -39,7 +39,7 @@ function webhooks(content) {
     ["Posted", (row) => [f.exact(row.posted), row.posted_at && h("div", { class: "faint small" }, f.when(row.posted_at))], "n"],
     ["Waiting", (row) => f.exact(row.waiting), "n"],
     ["Given up", (row) => h("span", { class: row.lost ? "bad-text" : "" }, f.exact(row.lost)), "n opt"],
-    ["", (row) => writing("Test", async (event) => { await act(event.currentTarget, () => post(`${path("alerts", row.name)}/test`)); toast("A test is posted"); }, { kind: "quiet" })],
+    ["", (row) => writing("alerts", "Test", async (event) => { await act(event.currentTarget, () => post(`${path("alerts", row.name)}/test`)); toast("A test is posted"); }, { kind: "quiet" })],
   ], content.webhooks, { label: "Webhooks" }),
   content.webhooks.some((each) => each.problem) && h("div", null, content.webhooks.filter((each) => each.problem).map((each) =>
     h("div", { class: "note bad small" }, h("b", null, each.name), ": ", each.problem, each.next_at ? ` · next attempt ${f.when(each.next_at)}` : ""))));
@@ -51,7 +51,7 @@ function silences(content, load) {
     ["Until", (row) => (row.until ? f.when(row.until, false) : "for ever"), "nowrap"],
     ["Reason", (row) => row.reason, "name"],
     ["Who", (row) => row.who, "opt"],
-    ["", (row) => (row.is_fixed ? h("span", { class: "faint small" }, "in the file") : writing("End", async (event) => { await act(event.currentTarget, () => remove(path("silences", row.id))); load(); }, { kind: "quiet" }))],
+    ["", (row) => (row.is_fixed ? h("span", { class: "faint small" }, "in the file") : writing("alerts", "End", async (event) => { await act(event.currentTarget, () => remove(path("silences", row.id))); load(); }, { kind: "quiet" }))],
   ], content.silences, { empty: "Nothing is silent.", label: "Silences" }));
 }
 
@@ -77,11 +77,11 @@ export function silenceDialog({ subject = "", kind = null, kinds = [], done }) {
   untilField.hidden = true;
   length.onchange = () => { untilField.hidden = length.value !== "0"; until.required = !untilField.hidden; };
   const reason = h("input", { required: true, maxlength: 500 });
-  const apply = h("button", { class: "primary", disabled: !me.write }, "Silence");
+  const apply = h("button", { class: "primary", disabled: !may("alerts") }, "Silence");
   const form = h("form", { class: "stack" },
     h("p", { class: "muted" }, "Webhooks are not told of it; this page shows it all the same. An asterisk stands for any text."),
     h("div", { class: "form" }, field("Subject", name, "wide"), field("Findings", what), field("How long", length), untilField, field("Reason", reason, "wide")),
-    readOnlyNote(), h("footer", null, apply));
+    readOnlyNote("alerts"), h("footer", null, apply));
   form.onsubmit = async (event) => {
     event.preventDefault();
     await act(apply, async () => {

@@ -52,7 +52,7 @@ function shownCard(each, silenced) {
   const silent = silenced.filter((one) => one.subject === each.subject && each.faults.some((fault) => fault.kind === one.kind));
   const kinds = [...new Set(each.faults.map((one) => one.kind))];
   const open = () => silenceDialog({ subject: each.subject, kinds, done: () => dispatchEvent(new Event("console:refresh")) });
-  return faultCard(each, { silent, silence: writing("Silence", open, { kind: "quiet small" }) });
+  return faultCard(each, { silent, silence: writing("alerts", "Silence", open, { kind: "quiet small" }) });
 }
 
 /** Where all faults of a check are to be seen. */
