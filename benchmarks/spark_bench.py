@@ -17,9 +17,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from benchmarks.beside import NO_ROUNDS, again
 from benchmarks.load.kafka import KAFKA
+from benchmarks.load.sparkpaced import paced, percentile
 from benchmarks.load.sparkstage import Filled, SparkStage
-from benchmarks.load.sparkstreams import Streaming, one_by_one, ready_rows, tiny_batches
+from benchmarks.load.sparkstreams import (
+    Streaming,
+    one_by_one,
+    ready_rows,
+    tiny_batches,
+    until_the_end,
+)
 from benchmarks.runner import (
     LEAST_ROUNDS,
     Bench,
@@ -43,6 +51,13 @@ _CEILING_NOTE = (
     "from any Python source, with planning, which both need"
 )
 _KAFKA = "Spark's own Kafka source (connector 4.2.0, broker 3.9.2), the same messages"
+_KAFKA_SINK = "Spark's own Kafka sink (connector 4.2.0, broker 3.9.2), the same rows"
+_SINK_NOTE = (
+    "bodies alone; both with their defaults: Kafka's producer waits for all replicas, "
+    "of which there is one, and is idempotent; neither compresses; ours gives every row an id that "
+    "stays the same when its batch is repeated"
+)
+_DEFAULTS_NOTE = "default columns of both: ours with properties, Kafka's without headers"
 _WITH_HEADERS = (
     "all columns; properties are headers there, with includeHeaders, which is off by default"
 )
@@ -63,6 +78,8 @@ _ROUNDS_OF_READS = 9
 _WANTED_TRIGGER = 0.1
 #: Messages of 1 KiB that arrive in a second, at a trigger of a second.
 _ARRIVING = 40_000
+#: Messages in a second, one by one, and for how many seconds they come.
+_PACE, _WINDOW = 200.0, 10.0
 #: What Spark's Kafka source gives unless it is asked for headers, with the names of ours.
 _WITHOUT_PROPERTIES = (
     "keys string, body binary, topic string, queueId int, queueOffset bigint, "
@@ -173,6 +190,94 @@ def _writing(body_size: int) -> Prepare:
     return prepare
 
 
+def _writing_beside_kafka(body_size: int) -> Prepare:
+    @contextmanager
+    def prepare(scale: Scale) -> Iterator[tuple[Work, Work]]:
+        filled = _topic(scale, body_size)
+        # A line of a quick run may take some seconds, and one write of many is half of that.
+        rows = filled.rows // (16 if scale.is_quick else 4)
+        ready = _STAGE.ready(filled, rows)
+        bodies, values = ready.select("body"), ready.selectExpr("body as value")
+        topic = _STAGE.new_topic()
+
+        def candidate() -> int:
+            _STAGE.write(bodies, topic)
+            return rows
+
+        def floor() -> int:
+            _STAGE.write_to_kafka(values, topic)
+            return rows
+
+        floor()  # where it cannot be had, nothing else need be done
+        _warm_up(scale, candidate, floor)
+        yield candidate, floor
+
+    return prepare
+
+
+@contextmanager
+def _available_now(scale: Scale) -> Iterator[tuple[Work, Work]]:
+    filled = _topic(scale, _KIB)
+    _, topic = _STAGE.kafka_topic(filled)
+
+    def candidate() -> int:
+        source = {**_STAGE.source(filled.topic), "startingOffsets": "earliest"}
+        return until_the_end(
+            _STAGE, _STAGE.spark.readStream.format("rocketmq").options(**source).load()
+        )
+
+    def floor() -> int:
+        source = {**_STAGE.kafka_source(topic), "startingOffsets": "earliest"}
+        return until_the_end(
+            _STAGE, _STAGE.spark.readStream.format("kafka").options(**source).load()
+        )
+
+    _warm_up(scale, candidate, floor)
+    yield candidate, floor
+
+
+class _Arrivals:
+    """Windows of messages at a steady pace, whose percentiles are looked at by two lines."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[list[list[float]], list[list[float]]] = ([], [])
+
+    @contextmanager
+    def make(self, scale: Scale) -> Iterator[tuple[Work, Work]]:
+        if scale.is_quick:
+            raise NotAtHand("left to the full run")
+        ours, theirs = self.kept
+        ours.clear()
+        theirs.clear()
+
+        def candidate() -> Sample:
+            with paced(_STAGE, _PACE, _WINDOW, with_kafka=False) as times:
+                ours.append(times)
+            return _each(percentile(times, 50))
+
+        def floor() -> Sample:
+            with paced(_STAGE, _PACE, _WINDOW, with_kafka=True) as times:
+                theirs.append(times)
+            return _each(percentile(times, 50))
+
+        floor()
+        candidate()
+        ours.clear()
+        theirs.clear()
+        yield candidate, floor
+
+    @contextmanager
+    def look_again(self, _: Scale) -> Iterator[tuple[Work, Work]]:
+        ours, theirs = self.kept
+        if not ours or not theirs:
+            raise NotAtHand(NO_ROUNDS)
+        yield again(ours, _p99), again(theirs, _p99)
+
+
+def _p99(times: list[float]) -> Sample:
+    return _each(percentile(times, 99))
+
+
 @contextmanager
 def _throughput(scale: Scale) -> Iterator[tuple[Work, Work]]:
     with Streaming(_STAGE.at(scale), _KIB, _ARRIVING, trigger=1.0) as streaming:
@@ -238,7 +343,7 @@ def _line(
         room="spark",
         unit="rows/s",
         compared_with=compared_with,
-        peer=KAFKA if compared_with == _KAFKA else None,
+        peer=KAFKA if "Kafka" in compared_with else None,
         prepare=prepare,
         clock=Clock.WALL,
         rounds=rounds or (_ROUNDS if name.startswith("stream") else 5),
@@ -265,9 +370,11 @@ def _time(
         room="spark",
         unit=unit,
         compared_with=compared_with,
+        peer=KAFKA if "Kafka" in compared_with else None,
         prepare=prepare,
         clock=Clock.WALL,
         rounds=_ROUNDS,
+        least_rounds=_ROUNDS,
         once_per_round=True,
         time_for=1,
         unit_factor=1000.0 if unit == "ms" else 1.0,
@@ -276,6 +383,8 @@ def _time(
         stage=_STAGE,
     )
 
+
+_ARRIVALS = _Arrivals()
 
 BENCHES: tuple[Bench, ...] = (
     _line(
@@ -326,6 +435,26 @@ BENCHES: tuple[Bench, ...] = (
         note="stored by the broker when it ends",
     ),
     _line(
+        "write beside Kafka, 1 KiB",
+        _writing_beside_kafka(_KIB),
+        _KAFKA_SINK,
+        target=1.0,
+        note=_SINK_NOTE,
+    ),
+    _line(
+        "write beside Kafka, 100 B",
+        _writing_beside_kafka(100),
+        _KAFKA_SINK,
+        target=0.83,
+        note=_SINK_NOTE,
+    ),
+    _line(
+        "availableNow in one batch beside Kafka, 1 KiB",
+        _available_now,
+        _KAFKA,
+        note=f"from the start of the query to its end; {_DEFAULTS_NOTE}",
+    ),
+    _line(
         "stream that keeps up, 1 KiB, trigger of 1 s",
         _throughput,
         f"{_ARRIVING:,} messages that arrive every second",
@@ -352,5 +481,20 @@ BENCHES: tuple[Bench, ...] = (
         _triggers,
         "the 100 ms that are wanted",
         target=1.0,
+    ),
+    _time(
+        "send to foreachBatch beside Kafka, 200 messages/s, median",
+        "ms",
+        _ARRIVALS.make,
+        _KAFKA,
+        note="one by one; until foreachBatch has collected the row; triggers follow each other",
+    ),
+    _time(
+        "send to foreachBatch beside Kafka, 200 messages/s, 99th percentile",
+        "ms",
+        _ARRIVALS.look_again,
+        _KAFKA,
+        target=1.0,
+        note="the same rounds",
     ),
 )

@@ -141,6 +141,24 @@ class SparkStage:
 
     # ---- Kafka
 
+    @property
+    def kafka(self) -> KafkaBroker:
+        """Raises `NotAtHand`."""
+        jars = self._kafka_jars
+        if isinstance(jars, NotAtHand):
+            raise jars
+        return self._once("kafka broker", lambda: KafkaBroker(jars))
+
+    def kafka_source(self, topic: str) -> dict[str, str]:
+        """The options that say what is read."""
+        return {"kafka.bootstrap.servers": self.kafka.address, "subscribe": topic}
+
+    def write_to_kafka(self, frame: DataFrame, topic: str) -> None:
+        """A frame with a column `value`, and perhaps `key` and `headers`."""
+        address = self.kafka.address
+        options = {"kafka.bootstrap.servers": address, "topic": topic, **_KAFKA_PATIENCE}
+        frame.write.format("kafka").options(**options).mode("append").save()
+
     def kafka_topic(self, filled: Filled) -> tuple[str, str]:
         """The address of a Kafka broker and a topic with the same messages; or `NotAtHand`."""
         return self._once(f"kafka {filled.topic}", lambda: self._kafka_filled(filled))
@@ -227,10 +245,7 @@ class SparkStage:
         return sum(len(each) for part in parts for each in part.ranges), table.to_batches()[0]
 
     def _kafka_filled(self, filled: Filled) -> tuple[str, str]:
-        jars = self._kafka_jars
-        if isinstance(jars, NotAtHand):
-            raise jars
-        broker = self._once("kafka broker", lambda: KafkaBroker(jars))
+        address = self.kafka.address
         spark = self.spark  # expressions need a session that is there
         from pyspark.sql import functions as sql  # noqa: PLC0415
 
@@ -242,15 +257,13 @@ class SparkStage:
             sql.col("keys").alias("key"), sql.col("body").alias("value"), headers.alias("headers")
         )
         topic = filled.topic
-        options = {"kafka.bootstrap.servers": broker.address, "topic": topic, **_KAFKA_PATIENCE}
-        frame.write.format("kafka").options(**options).save()
+        self.write_to_kafka(frame, topic)
         wanted = filled.rows // QUEUES * QUEUES
-        address = {"kafka.bootstrap.servers": broker.address, "subscribe": topic}
-        found = spark.read.format("kafka").options(**address).load().count()
+        found = spark.read.format("kafka").options(**self.kafka_source(topic)).load().count()
         if found != wanted:
             # A task that was repeated has written twice: not the same messages any more.
             raise ChildProcessError(f"Kafka's topic has {found} messages instead of {wanted}")
-        return broker.address, topic
+        return address, topic
 
     def _once(self, name: str, make: Callable[[], T]) -> T:
         """What is made when it is first asked for, and left with the stage if it is entered."""

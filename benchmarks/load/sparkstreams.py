@@ -192,6 +192,14 @@ def tiny_batches(stage: SparkStage, filled: Filled, count: int) -> Iterator[Call
     yield measure
 
 
+def until_the_end(stage: SparkStage, stream: DataFrame) -> int:
+    """Run a query that takes what is there; how many rows it took."""
+    writer = stream.writeStream.format("noop").trigger(availableNow=True)
+    with running(stage, writer) as query:
+        query.awaitTermination()
+        return sum(each.numInputRows for each in query.recentProgress)
+
+
 @contextmanager
 def running(stage: SparkStage, writer: DataStreamWriter) -> Iterator[StreamingQuery]:
     query = writer.option("checkpointLocation", stage.checkpoint()).start()

@@ -11,6 +11,9 @@ from benchmarks.load.asking import Paced
 from benchmarks.load.clientprocesses import OurClient, OurCluster
 from benchmarks.load.clientwork import Consume, Consuming, Deliver, Send, Sending, Spent
 from benchmarks.load.handover import CrewHandover, ExecutorHandover, PulledBatches, WindowHandover
+from benchmarks.load.processes import Child
+from benchmarks.load.sparkpaced import percentile
+from orbitmq import Position, PullConsumer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +91,29 @@ def test_the_way_from_a_producer_to_a_handler_is_timed(both):
     assert isinstance(done, Paced)
     assert done.messages == 100
     assert 0 < done.median <= done.p99
+
+
+def test_messages_at_a_steady_pace_say_when_they_were_due(both):
+    name_server = both.cluster.name_server
+    words = ("-m", "benchmarks.load.sparkpaced", "rocketmq", name_server, "due", "200")
+    with (
+        Child(*words) as sender,
+        PullConsumer("due", name_server=name_server, consume_from=Position.FIRST) as consumer,
+    ):
+        assert sender.line() == b"ready\n"
+        consumer.subscribe("due")
+        due: list[float] = []
+        while len(due) < 100 and (found := consumer.poll(timeout=20)):
+            due += [float(each.body) for each in found]
+
+    first, *_, last = sorted(due)[1:]  # the first one made the topic
+    assert len(due) >= 100
+    assert last - first == pytest.approx((len(due) - 2) / 200, rel=0.01)
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 5), (90, 9), (99, 10), (100, 10), (1, 1)])
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(percent, value):
+    assert percentile(range(10, 0, -1), percent) == value
 
 
 @pytest.mark.parametrize("kind", [CrewHandover, WindowHandover, ExecutorHandover])
