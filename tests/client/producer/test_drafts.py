@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.message import Message
-from orbitmq.client.producer.batch import Batch, batches, elements
+from orbitmq.client.producer.batch import Element, elements, frames
 from orbitmq.client.producer.core import Drafting, SendSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused, SettingError
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.record import COMPRESSED
-from orbitmq.message.stored import expand_body, split_batch
+from orbitmq.message.stored import encode_batch, expand_body
 
 
 def _drafting(settings: SendSettings | None = None, namespace: str | None = None) -> Drafting:
@@ -100,10 +100,15 @@ MESSAGES = st.builds(
 )
 
 
-def _frames(messages: Sequence[Message], bound: Mapping[int, Queue] | None = None) -> list[Batch]:
-    drafting = _drafting()
-    checked = elements(messages, drafting, LIMIT)
-    return list(batches(messages, checked, bound or {}, drafting, LIMIT))
+def _frames(
+    messages: Sequence[Message], bound: Mapping[int, Queue] | None = None
+) -> list[tuple[Queue | None, list[Element]]]:
+    checked = elements(messages, _drafting(), LIMIT)
+    return list(frames(messages, checked, bound or {}, LIMIT))
+
+
+def _body(part: Sequence[Element]) -> bytes:
+    return encode_batch([each.element for each in part])
 
 
 @given(st.lists(st.tuples(MESSAGES, st.sampled_from([None, 0, 1])), max_size=40))
@@ -115,24 +120,18 @@ def test_frames_hold_all_messages_once_in_order_and_within_the_limit(wished):
         if queue is not None
     }
 
-    frames = _frames(messages, bound)
-
     seen: dict[object, list[int]] = defaultdict(list)
-    for frame in frames:
-        elements = split_batch(frame.draft.body)
-        assert len(frame.draft.body) <= LIMIT
-        assert frame.draft.is_batch
-        assert len(elements) == len(frame.places) == len(frame.unique_ids)
-        for element, place, unique_id in zip(elements, frame.places, frame.unique_ids, strict=True):
+    for queue, part in _frames(messages, bound):
+        assert 0 < len(_body(part)) <= LIMIT
+        first = messages[part[0].place]
+        for place, unique_id, element in part:
             message = messages[place]
             properties = decode_properties(element.properties)
             assert (bytes(element.body), element.flag) == (message.body, message.flag)
             assert (properties["UNIQ_KEY"], properties.get("TAGS")) == (unique_id, message.tags)
-            assert frame.draft.topic == message.topic
-            assert frame.draft.message is not None
-            assert frame.draft.message.wait_stored == message.wait_stored
-            assert frame.queue == bound.get(place)
-            seen[message.topic, frame.queue].append(place)
+            assert (message.topic, message.wait_stored) == (first.topic, first.wait_stored)
+            assert queue == bound.get(place)
+            seen[message.topic, queue].append(place)
     assert sorted(place for places in seen.values() for place in places) == list(
         range(len(messages))
     )
@@ -141,12 +140,10 @@ def test_frames_hold_all_messages_once_in_order_and_within_the_limit(wished):
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=40))
 def test_no_frame_could_take_the_first_message_of_the_next(sizes):
-    frames = _frames([Message("orders", bytes(size)) for size in sizes])
+    parts = [part for _, part in _frames([Message("orders", bytes(size)) for size in sizes])]
 
-    for frame, following in itertools.pairwise(frames):
-        first = split_batch(following.draft.body)[0]
-        size = 22 + len(first.body) + len(first.properties)
-        assert len(frame.draft.body) + size > LIMIT
+    for part, following in itertools.pairwise(parts):
+        assert len(_body(part)) + len(_body(following[:1])) > LIMIT
 
 
 @pytest.mark.parametrize(

@@ -9,37 +9,18 @@ differs from it in `wait_stored`, goes into the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from orbitmq.client.message import Message
-from orbitmq.client.producer.core import Draft
 from orbitmq.client.producer.send import Sending, SendResult, by_key, by_ordering_key
 from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused, OrbitError, SendFailed, SettingError
-from orbitmq.message.properties import UNIQ_KEY, WAIT
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement, encode_batch
 from orbitmq.names import is_retry_topic
-from orbitmq.wire.codes import RequestCode
 
 if TYPE_CHECKING:
     from orbitmq.client.producer.core import Drafting, ProducerCore
     from orbitmq.client.producer.send import Publisher
-
-
-_SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
-
-
-class Batch(NamedTuple):
-    """One frame: what it sends, and which of the given messages those are."""
-
-    draft: Draft
-    #: The same for brokers before 5.0, which add the frame's properties to those of each message:
-    #: an id among them would take the place of the messages' own.
-    before_5: Draft
-    places: tuple[int, ...]
-    unique_ids: tuple[str, ...]
-    #: The one that its messages are bound to, if they are.
-    queue: Queue | None
 
 
 class Element(NamedTuple):
@@ -70,21 +51,23 @@ def elements(messages: Sequence[Message], drafting: Drafting, limit: int) -> lis
     return found
 
 
-def batches(
+def frames(
     messages: Sequence[Message],
     elements: Iterable[Element],
     bound: Mapping[int, Queue],
-    drafting: Drafting,
     limit: int,
-) -> Iterator[Batch]:
-    """The messages as frames of at most `limit` bytes; `bound` are queues by messages' places."""
+) -> Iterator[tuple[Queue | None, list[Element]]]:
+    """What goes into frames of at most `limit` bytes, and the queue that it is bound to.
+
+    `bound` are queues by messages' places.
+    """
     groups: dict[tuple[str, Queue | None], list[Element]] = {}
     for element in elements:
         group = messages[element.place].topic, bound.get(element.place)
         groups.setdefault(group, []).append(element)
     for (_, queue), members in groups.items():
         for part in _parts(members, messages, limit):
-            yield _batch(queue, part, messages[part[0].place], drafting)
+            yield queue, part
 
 
 def _parts(
@@ -102,33 +85,6 @@ def _parts(
         waits = following
     if part:
         yield part
-
-
-def _batch(queue: Queue | None, part: list[Element], first: Message, drafting: Drafting) -> Batch:
-    unique_id = drafting.new_id()
-    body = encode_batch(each.element for each in part)
-
-    def draft(properties: dict[str, str]) -> Draft:
-        return Draft(
-            drafting.wire_topic(first.topic),
-            body,
-            drafting.property_string(properties),
-            unique_id,
-            code=_SEND_BATCH,
-            is_batch=True,
-            count=len(part),
-            message=first,
-        )
-
-    waits = {WAIT: "true" if first.wait_stored else "false"}
-    return Batch(
-        # A batch has an id of its own, as Java's have: on some topics it is stored as one record.
-        draft({UNIQ_KEY: unique_id, **waits}),
-        draft(waits),
-        tuple(each.place for each in part),
-        tuple(each.unique_id for each in part),
-        queue,
-    )
 
 
 def _check(place: int, message: Message) -> None:
@@ -173,23 +129,33 @@ async def send_in_batches(
     elif select is None:
         # As in a single send: the arguments of the call come before the messages' own.
         bound = await _bound(messages, publisher, drafting, lambda: deadline - monotonic())
-    for batch in tuple(batches(messages, checked, bound, drafting, limit)):
-        is_old = await publisher.is_before_5(batch.draft.topic, deadline - monotonic())
+    for bound_to, part in frames(messages, checked, bound, limit):
+        first = messages[part[0].place]
+        topic = drafting.wire_topic(first.topic)
+        is_old = await publisher.is_before_5(topic, deadline - monotonic())
+        draft = drafting.batch(
+            topic,
+            encode_batch([each.element for each in part]),
+            len(part),
+            is_before_5=is_old,
+            waits=first.wait_stored,
+            message=first,
+        )
         now = monotonic()
         sending = Sending(
-            batch.before_5 if is_old else batch.draft,
+            draft,
             made=now,
             timeout=max(0.0, deadline - now),
-            queue=batch.queue or queues.get(batch.draft.topic),
+            queue=bound_to or queues.get(topic),
             select=select,
         )
         try:
             result = await publisher.send(sending)
         except OrbitError as error:
             raise _failed(sending.topic, error, results, sending.attempts) from error
-        if batch.queue is None:
-            queues.setdefault(batch.draft.topic, result.queue)
-        _fill_in(results, batch, result)
+        if bound_to is None:
+            queues.setdefault(topic, result.queue)
+        _fill_in(results, part, result)
     return [result for result in results if result is not None]
 
 
@@ -234,12 +200,12 @@ async def _bound(
     return bound
 
 
-def _fill_in(results: list[SendResult | None], batch: Batch, result: SendResult) -> None:
+def _fill_in(results: list[SendResult | None], part: list[Element], result: SendResult) -> None:
     """One result for each message of a frame that was stored."""
     offset_ids = result.offset_id.split(",")
-    for number, (place, unique_id) in enumerate(zip(batch.places, batch.unique_ids, strict=True)):
+    for number, element in enumerate(part):
         # A topic that stores a batch as one record has one place for all of it.
         offset_id = offset_ids[number] if number < len(offset_ids) else offset_ids[0]
-        results[place] = SendResult(
-            result.status, unique_id, offset_id, result.queue, result.queue_offset + number
+        results[element.place] = SendResult(
+            result.status, element.unique_id, offset_id, result.queue, result.queue_offset + number
         )

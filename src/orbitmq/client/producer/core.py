@@ -685,9 +685,6 @@ class Drafting:
         properties[UNIQ_KEY] = unique_id = self.ids()
         return unique_id, self.property_string(properties).encode("utf-8", "replace")
 
-    def new_id(self) -> str:
-        return self.ids()
-
     def wire_topic(self, topic: str) -> str:
         """The topic as brokers know it."""
         return topic if self.namespace is None else wrap_topic(self.namespace, topic)
