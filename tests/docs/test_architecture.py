@@ -18,6 +18,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 #: runs beside it (heartbeats, rebalancing, saving) may be in the trace, except in that of a send.
 WALKS = {
     "send": ("Send", 15),
+    "submit": ("Submit to result", 25),
     "store": ("Store and answer", 40),
     "pull": ("Pull to handler", 35),
     "failure": ("Failure to dead letter", 90),

@@ -120,6 +120,15 @@ def send(trace: Trace) -> None:
             producer.send(TOPIC, b"one")
 
 
+def submit(trace: Trace) -> None:
+    """Messages that are submitted faster than they are sent, in the process of the producer."""
+    with cluster_elsewhere() as name_server, Producer("p", name_server=name_server) as producer:
+        producer.submit(TOPIC, b"before").result(DEADLINE)
+        with trace.on():
+            for future in [producer.submit(TOPIC, b"one") for _ in range(500)]:
+                future.result(DEADLINE)
+
+
 def store(trace: Trace) -> None:
     """A send, in the process of the broker."""
     with EmbeddedCluster() as cluster:
@@ -206,7 +215,7 @@ def until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to that")
 
 
-WALKS = {walk.__name__: walk for walk in (send, store, pull, failure, batch)}
+WALKS = {walk.__name__: walk for walk in (send, submit, store, pull, failure, batch)}
 
 if __name__ == "__main__":
     found = Trace()

@@ -152,6 +152,18 @@ def test_a_clock_that_steps_back_over_the_month_writes_zero_or_the_month_before(
     assert much.milliseconds == (29 * 86400 - 10_010) * 1000
 
 
+def test_many_ids_are_those_that_single_calls_would_make():
+    def maker() -> UniqueIds:
+        clock = SetClock(instant(2024, 3, 5))
+        return UniqueIds("fd00::7", clock=clock, process_number=2**32 - 1)
+
+    one_by_one, at_once = maker(), maker()
+
+    together = [*at_once.texts(3), at_once(), *at_once.texts(70_000), *at_once.texts(0)]
+
+    assert together == [one_by_one() for _ in range(70_004)]
+
+
 def test_ids_stay_unique_when_the_counter_wraps_and_the_clock_stands_still():
     ids = UniqueIds("10.0.0.1", clock=SetClock(instant(2024, 3, 5)))
 

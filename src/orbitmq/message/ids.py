@@ -130,6 +130,19 @@ class UniqueIds:
         fixed = bytes.fromhex(f"{self._address}{pid & 0xFFFF:04X}")
         return fixed, process_number, milliseconds, itertools.islice(self._numbers, count)
 
+    def texts(self, count: int) -> list[str]:
+        """The next ids, at a third of the cost of single ones."""
+        fixed, process_number, milliseconds, numbers = self.many(count)
+        found: list[str] = []
+        high, begin = -1, ""
+        for number in numbers:
+            if number >> 16 != high:
+                high = number >> 16
+                process = process_number + high & 0xFFFFFFFF
+                begin = f"{fixed.hex().upper()}{process:08X}{milliseconds & 0xFFFFFFFF:08X}"
+            found.append(f"{begin}{number & 0xFFFF:04X}")
+        return found
+
     def _begin(self, pid: int, process_number: int | None, high: int, now: float) -> _Beginning:
         if process_number is None:
             process_number = secrets.randbits(32)

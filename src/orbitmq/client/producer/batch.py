@@ -37,10 +37,13 @@ class Element(NamedTuple):
 
 def elements(messages: Sequence[Message], drafting: Drafting, limit: int) -> list[Element]:
     """What becomes of the messages in frames of `limit` bytes. Raises `MessageRefused`."""
+    # Columns of these (`message.columns`) take 0.6 of the time in calls of 500 messages and twice
+    # the time in calls of 32, and need Arrow, an extra: who has columns sends those.
     found = []
-    for place, message in enumerate(messages):
+    unique_ids = drafting.ids.texts(len(messages))
+    for place, (message, unique_id) in enumerate(zip(messages, unique_ids, strict=True)):
         _check(place, message)
-        unique_id, properties = drafting.element_properties(message)
+        properties = drafting.element_properties(message, unique_id)
         element = Element(place, unique_id, BatchElement(message.body, message.flag, properties))
         if element.size > limit:
             raise MessageRefused(

@@ -679,11 +679,13 @@ class Drafting:
             max_reconsume_times=None if limit is None else int(limit),
         )
 
-    def element_properties(self, message: Message) -> tuple[str, bytes]:
-        """The id and the properties of a message in a batch."""
+    def element_properties(self, message: Message, unique_id: str) -> bytes:
+        """The properties of a message in a batch."""
         properties = message.all_properties()
-        properties[UNIQ_KEY] = unique_id = self.ids()
-        return unique_id, self.property_string(properties).encode("utf-8", "replace")
+        if not properties and self.namespace is None:
+            return f"{UNIQ_KEY}{NAME_END}{unique_id}{ITEM_END}".encode()
+        properties[UNIQ_KEY] = unique_id
+        return self.property_string(properties).encode("utf-8", "replace")
 
     def wire_topic(self, topic: str) -> str:
         """The topic as brokers know it."""
