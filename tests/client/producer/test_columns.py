@@ -187,6 +187,10 @@ async def test_properties_of_the_system_are_refused():
             await producer.send_many("orders", [b"a", b"b"], keys=["k"])
         with pytest.raises(MessageRefused, match="body must be a list of binary"):
             await producer.send_many("orders", [b"a", 5])
+        with pytest.raises(MessageRefused, match=r"body must be a list, one for each .* 'hello'"):
+            await producer.send_many("orders", "hello")
+        with pytest.raises(MessageRefused, match=r"keys must be a list, one for each .* 'ab'"):
+            await producer.send_many("orders", [b"a", b"b"], keys="ab")
 
     assert cluster.sent == []
 
@@ -251,6 +255,13 @@ async def test_nothing_and_no_topic():
     assert (len(nothing), nothing.is_ok, list(nothing), cluster.sent) == (0, True, [], [])
     assert nothing.to_arrow().num_rows == 0
     assert isinstance(caught.value.cause, NoRoute)
+
+
+async def test_bodies_may_come_from_a_generator():
+    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
+        results = await producer.send_many("orders", (each for each in (b"a", b"b")))
+
+    assert (len(results), results.is_ok) == (2, True)
 
 
 async def test_a_blocking_producer_sends_columns(cluster):

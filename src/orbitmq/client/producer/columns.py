@@ -190,6 +190,12 @@ def many(
     properties: Sequence[Mapping[str, str] | None] | pa.Array | None,
 ) -> pa.RecordBatch:
     """Lists as the columns that `send_arrow` takes."""
+    for name, value in (("body", bodies), ("keys", keys)):
+        if isinstance(value, str | bytes):
+            # Its letters would be messages.
+            raise MessageRefused(name, f"must be a list, one for each message, got {value[:40]!r}")
+    if not hasattr(bodies, "__len__"):
+        bodies = list(bodies)
     kinds = {"body": pa.binary(), "keys": pa.string(), "tag": pa.string(), "properties": _MAP}
     if isinstance(tag, str):
         tag = repeated(tag, len(bodies))
