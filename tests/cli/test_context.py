@@ -41,6 +41,18 @@ def test_contexts_are_added_used_shown_and_removed(cli, home):
     assert names(cli, home) == {"laptop": False}
 
 
+@pytest.mark.parametrize("words", [("--context", "away"), ()])
+def test_a_context_whose_cluster_is_away_is_named(cli, home, words):
+    cli.run("context", "add", "away", "--name-server", NOWHERE, env=home)
+
+    ran = cli.run("topic", "list", *words, env=home)
+
+    assert ran.returncode == 1
+    assert f"nothing listens at {NOWHERE}, where context 'away' is; start that" in ran.stderr
+    given = cli.run("topic", "list", "--name-server", NOWHERE, env=home)
+    assert "start a cluster with: orbitmq up" in given.stderr
+
+
 def test_a_secret_is_readable_by_its_owner_alone_and_never_shown(cli, home, tmp_path):
     words = ("--name-server", NOWHERE, "--access-key", "ops", "--secret-file", "-")
 

@@ -129,7 +129,7 @@ def test_a_new_topic_is_created_as_by_topic_create_and_the_likely_name_is_said(c
     sent = cli.run("produce", "paymets", "x")
 
     assert "topic paymets would be created; do you mean payments?" in planned.stderr
-    assert "topic paymets is new: the brokers create it; do you mean payments?" in sent.stderr
+    assert "topic paymets is new: sending creates it; do you mean payments?" in sent.stderr
     queues = {each["topic"]: each["write_queues"] for each in cli.records("topic", "list")}
     # `topic create` creates it on all brokers, a send on the one that it reaches.
     assert queues["made"] == queues["paymets"] * len(cluster.broker_addresses)

@@ -69,6 +69,8 @@ WORDS: Mapping[str, Word] = {
 #: Words of other tools for our commands.
 _MEANT: Mapping[str, str] = {
     "add": "create",
+    "current": "show",
+    "delete": "remove",
     "describe": "show",
     "events": "message",
     "get": "show",
@@ -228,6 +230,9 @@ class LazyGroup(Group):
 
 class _Listing(TyperGroup):
     """The subcommands without their implementation."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return tidy(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)

@@ -242,7 +242,12 @@ def console(
             "remember what was posted",
             err=True,
         )
-    serve(ConsoleService(settings), configuration.run.loop, announcing(as_json=flags.as_json))
+    serve(
+        ConsoleService(settings),
+        configuration.run.loop,
+        announcing(as_json=flags.as_json),
+        limit=connection.limit,
+    )
 
 
 class ConsoleService(Service):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,7 +21,7 @@ import typer
 from orbitmq.cli.application import plain_command, section
 from orbitmq.cli.main import CommandError, Misused
 from orbitmq.cli.output import Columns, Printer
-from orbitmq.client.settings import split_name_servers
+from orbitmq.client.settings import NAME_SERVER_VARIABLES, split_name_servers
 from orbitmq.errors import SettingError
 
 app = section("Manage named clusters.")
@@ -99,6 +100,22 @@ def chosen(given: str | None, environment: Mapping[str, str]) -> Context | None:
     if not name and contexts.current not in contexts.contexts:
         return None
     return contexts.get(name or contexts.current or "")
+
+
+def name_in_force(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The context that gave a command line with these words its name server."""
+    given = None
+    for word, following in pairwise([*words, ""]):
+        flag, equals, value = word.partition("=")
+        if flag == "--name-server" or (word.startswith("-n") and not word.startswith("--")):
+            return None
+        if flag == "--context":
+            given = value if equals else following
+    if not given and any(environment.get(name) for name in NAME_SERVER_VARIABLES):
+        return None
+    contexts = read(file_of(environment))
+    name = given or environment.get(VARIABLE) or contexts.current
+    return name if name in contexts.contexts else None
 
 
 # Commands

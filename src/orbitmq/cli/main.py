@@ -63,6 +63,13 @@ def _sentence(error: OrbitError) -> str:
     ):
         return str(error)
     addresses = ", ".join(str(address) for address, _ in error.tried)
+    from orbitmq.cli.context import name_in_force  # noqa: PLC0415  # as above
+
+    if (context := name_in_force(sys.argv, os.environ)) is not None:
+        return (
+            f"nothing listens at {addresses}, where context {context!r} is; start that cluster, or "
+            "choose another with: orbitmq context use NAME"
+        )
     return (
         f"nothing listens at {addresses}; start a cluster with: orbitmq up, or give its "
         "address with --name-server"

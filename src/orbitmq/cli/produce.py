@@ -177,7 +177,7 @@ async def _note_new_topic(session: Session, topic: str) -> None:
         await session.admin.topics.route(topic)
     except TopicNotFound:
         known = [each.name for each in await session.admin.topics.list()]
-        what = "would be created" if session.is_dry_run else "is new: the brokers create it"
+        what = "would be created" if session.is_dry_run else "is new: sending creates it"
         session.out.note(f"orbitmq: topic {topic} {what}{closest(topic, known)}")
 
 

@@ -587,11 +587,12 @@ def serve(
     announce: Callable[[Sequence[Listening]], None],
     *,
     stops_with_input: bool = False,
+    limit: float | None = None,
 ) -> None:
-    """Run until a signal; raises the failure that ended it otherwise."""
+    """Run until a signal, `limit` seconds at most; raises the failure that ended it otherwise."""
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=_factory(loop)) as runner:
-        runner.run(_serve(service, announce, stops_with_input=stops_with_input))
+        runner.run(_serve(service, announce, stops_with_input=stops_with_input, limit=limit))
 
 
 async def _serve(
@@ -599,9 +600,12 @@ async def _serve(
     announce: Callable[[Sequence[Listening]], None],
     *,
     stops_with_input: bool,
+    limit: float | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     wanted = asyncio.Event()
+    if limit is not None:
+        loop.call_later(limit, wanted.set)
 
     def stop() -> None:
         if wanted.is_set():
