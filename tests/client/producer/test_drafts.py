@@ -72,6 +72,7 @@ def test_to_a_retry_topic_the_attempts_go_as_fields():
         ("attempt_timeout", 0),
         ("retry_pause", -0.1),
         ("max_message_size", 0),
+        ("linger", 3),
         ("compress_from", -1),
         ("compression", 5),
         ("compression_level", 10),

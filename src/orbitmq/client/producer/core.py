@@ -372,6 +372,11 @@ class SendSettings:
         fields.durations("retry_pause", "linger", least=0)
         fields.durations("attempt_timeout", optional=True)
         fields.switches("retry_not_stored_ok", "avoid_failed", "avoid_slow")
+        if self.linger >= self.timeout:
+            raise SettingError(
+                f"sending.linger must be below sending.timeout ({self.timeout:g} s), or no message "
+                f"that waits for others goes in its time; got {self.linger:g} s"
+            )
         if self.compression not in tuple(Compression):
             allowed = ", ".join(f"Compression.{each.name}" for each in Compression)
             raise SettingError(
