@@ -31,6 +31,7 @@ TAKEN = {
     "now": ("/", LIGHT),
     "now-dark": ("/", DARK),
     "now-phone": ("/", SMALL),
+    "now-zh": ("/", LIGHT | {"locale": "zh-CN"}),
     "groups": ("/groups", LIGHT),
     "group": ("/groups/mailer", LIGHT),
     "group-dark": ("/groups/mailer", DARK),

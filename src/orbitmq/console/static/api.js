@@ -1,8 +1,9 @@
+import { t } from "./words.js";
 // Asking the console's own process.
 
 export class Problem extends Error {
   constructor(status, content) {
-    super(content?.error ?? `the console answered ${status}`);
+    super(content?.error ?? t("the console answered {}", status));
     this.status = status;
     this.kind = content?.kind;
   }
@@ -55,7 +56,7 @@ async function call(method, path, query, content, signal) {
     response = await fetch(url(path, query), { method, headers, signal, body: content === undefined ? undefined : JSON.stringify(content) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, { error: "the console does not answer; is it still running?" });
+    throw new Problem(0, { error: t("the console does not answer; is it still running?") });
   }
   if (response.status === 204) return null;
   const answer = await response.json().catch(() => null);

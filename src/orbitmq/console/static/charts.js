@@ -3,6 +3,7 @@
 import { h, s } from "./dom.js";
 import * as f from "./format.js";
 import { me } from "./api.js";
+import { t } from "./words.js";
 
 const W = 1000;
 const H = 100;
@@ -43,13 +44,13 @@ export function chart(series, { from, to, format = f.count, label, equal = false
     [1, 0.5].map((part) => h("span", { class: "y", style: { top: `${(1 - part) * 100}%` } }, (format === f.duration ? f.brief : format)(top * part))));
   hover(plot, shown, { from, to, format });
   return h("figure", { class: "chart" },
-    shown.length ? plot : h("p", { class: "empty" }, "No samples yet; the first ones come in a few seconds."),
-    shown.length > 0 && h("div", { class: "x", "aria-hidden": "true" }, h("span", null, f.when(from, false)), h("span", null, f.when((from + to) / 2, false)), h("span", null, "now")),
+    shown.length ? plot : h("p", { class: "empty" }, t("No samples yet; the first ones come in a few seconds.")),
+    shown.length > 0 && h("div", { class: "x", "aria-hidden": "true" }, h("span", null, f.when(from, false)), h("span", null, f.when((from + to) / 2, false)), h("span", null, t("now"))),
     series.length > 1 && h("figcaption", { class: "legend" }, series.map((each, place) => h("span", null, h("i", { class: `s${place}` }), each.name))));
 }
 
 function described(shown, format) {
-  return shown.map((each) => `${each.name} ${format(each.points[each.points.length - 1][1])} now`).join(", ");
+  return shown.map((each) => t("{} {} now", each.name, format(each.points[each.points.length - 1][1]))).join(", ");
 }
 
 function drawn(points, x, y) {
@@ -105,19 +106,19 @@ export function spark(points) {
 
 /** The lag of each queue over time: a row each, darker for more. */
 export function heat({ queues, times, lags }) {
-  if (!times.length || !lags.flat().some(Boolean)) return h("p", { class: "empty" }, "No queue of this group was behind in the last hour.");
+  if (!times.length || !lags.flat().some(Boolean)) return h("p", { class: "empty" }, t("No queue of this group was behind in the last hour."));
   const most = Math.max(1, ...lags.flat());
   // Half of the scale belongs to the small numbers: a queue with few messages is not an empty one.
   const shade = (lag) => (lag ? 0.12 + 0.88 * Math.sqrt(lag / most) : 0);
   const isOneTopic = new Set(queues.map((queue) => queue.replace(/@.*$/, ""))).size === 1;
   const rows = queues.map((queue, place) => [
     h("div", { class: "label mono" }, isOneTopic ? queue.replace(/^.*@/, "") : queue),
-    s("svg", { viewBox: `0 0 ${times.length} 1`, preserveAspectRatio: "none", "shape-rendering": "crispEdges", role: "img", "aria-label": `${queue}: ${f.plural(lags[place].at(-1), "message")} ${lags[place].at(-1) === 1 ? "waits" : "wait"} now` },
+    s("svg", { viewBox: `0 0 ${times.length} 1`, preserveAspectRatio: "none", "shape-rendering": "crispEdges", role: "img", "aria-label": t("{}: {} {} now", queue, f.plural(lags[place].at(-1), "message"), lags[place].at(-1) === 1 ? t("waits") : t("wait")) },
       lags[place].map((lag, column) => lag > 0 && s("rect", { x: column, y: 0, width: 1, height: 1, opacity: shade(lag).toFixed(3) },
-        s("title", null, `${queue} at ${f.when(times[column])}: ${f.exact(lag)}`)))),
+        s("title", null, t("{} at {}: {}", queue, f.when(times[column]), f.exact(lag)))))),
   ]);
-  return h("div", { class: "stack" }, h("div", { class: "heat", tabindex: 0, role: "group", "aria-label": "Lag of each queue over the last hour" }, rows),
-    h("div", { class: "scale" }, `${f.when(times[0], false)} to now`, h("span", { class: "grow" }), "0",
+  return h("div", { class: "stack" }, h("div", { class: "heat", tabindex: 0, role: "group", "aria-label": t("Lag of each queue over the last hour") }, rows),
+    h("div", { class: "scale" }, t("{} to now", f.when(times[0], false)), h("span", { class: "grow" }), "0",
       s("svg", { viewBox: "0 0 10 1", preserveAspectRatio: "none", "shape-rendering": "crispEdges", "aria-hidden": "true" },
         [...Array(10).keys()].map((step) => s("rect", { x: step, y: 0, width: 1, height: 1, opacity: (step / 9).toFixed(2) }))),
       f.plural(most, "message", f.count)));

@@ -1,3 +1,4 @@
+import { t } from "./words.js";
 // Numbers, times and durations as people read them.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
@@ -99,7 +100,7 @@ export function sync(at) {
 }
 
 export function ago(epoch) {
-  return epoch ? `${duration(Math.max(0, Date.now() / 1000 + ahead - epoch))} ago` : "never";
+  return epoch ? t("{} ago", duration(Math.max(0, Date.now() / 1000 + ahead - epoch))) : t("never");
 }
 
 export function percent(share) {
@@ -107,5 +108,5 @@ export function percent(share) {
 }
 
 export function plural(number, word, format = exact) {
-  return `${format(number)} ${word}${number === 1 ? "" : "s"}`;
+  return t(`{} ${word}${number === 1 ? "" : "s"}`, format(number));
 }

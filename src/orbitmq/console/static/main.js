@@ -22,6 +22,7 @@ import { brokers } from "./views/brokers.js";
 import { alerts } from "./views/alerts.js";
 import { audit } from "./views/audit.js";
 import { access } from "./views/access.js";
+import { LANGUAGES, language, speak, t } from "./words.js";
 
 const VIEWS = [
   ["/", now], ["/topics", topics], ["/topics/:topic", topic], ["/groups", groups], ["/groups/:group", group],
@@ -32,10 +33,10 @@ const VIEWS = [
 ];
 
 const PLACES = [
-  ["/", "Now"], null,
-  ["/topics", "Topics"], ["/groups", "Groups"], ["/messages", "Messages"], ["/dead-letters", "Dead letters"], null,
-  ["/consumers", "Consumers"], ["/progress", "Progress"], ["/send", "Send"], null,
-  ["/pipelines", "Spark pipelines"], ["/charts", "Charts"], ["/topology", "Topology"], ["/brokers", "Brokers"], ["/alerts", "Alerts"], ["/audit", "Audit"], ["/access", "Users", "access"],
+  ["/", t("Now")], null,
+  ["/topics", t("Topics")], ["/groups", t("Groups")], ["/messages", t("Messages")], ["/dead-letters", t("Dead letters")], null,
+  ["/consumers", t("Consumers")], ["/progress", t("Progress")], ["/send", t("Send")], null,
+  ["/pipelines", t("Spark pipelines")], ["/charts", t("Charts")], ["/topology", t("Topology")], ["/brokers", t("Brokers")], ["/alerts", t("Alerts")], ["/audit", t("Audit")], ["/access", t("Users"), "access"],
 ];
 
 const shell = document.getElementById("shell");
@@ -78,14 +79,14 @@ function begin(first) {
 
 function side() {
   const bar = h("aside", { class: "side" });
-  const menu = h("button", { type: "button", class: "menu", "aria-expanded": "false", "aria-controls": "places" }, "Menu");
+  const menu = h("button", { type: "button", class: "menu", "aria-expanded": "false", "aria-controls": "places" }, t("Menu"));
   menu.onclick = () => {
     const isOpen = bar.classList.toggle("open");
     menu.setAttribute("aria-expanded", String(isOpen));
   };
   bar.append(
     h("div", { class: "bar-top" }, h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), "OrbitMQ"), menu),
-    h("nav", { id: "places", "aria-label": "Views" }, h("ul", null, PLACES.filter((place) => !place?.[2] || may(place[2])).map((place) => {
+    h("nav", { id: "places", "aria-label": t("Views") }, h("ul", null, PLACES.filter((place) => !place?.[2] || may(place[2])).map((place) => {
       if (!place) return h("li", { class: "gap", "aria-hidden": "true" });
       const count = h("span", { class: "count", hidden: true });
       counts.set(place[0], count);
@@ -94,10 +95,18 @@ function side() {
     h("div", { class: "foot" },
       h("span", null, (me.name_servers ?? []).join(", ")),
       me.user && h("span", { class: "who" }, `${me.user} · ${me.role}`),
-      me.write ? h("span", null, `${may("send") ? "May change things" : "Read-only"} · ${me.version ?? ""}`) : h("button", { type: "button", class: "quiet", onclick: () => readOnlyDialog("topics", "Changes") }, `Read-only · ${me.version ?? ""}`),
-      h("button", { type: "button", class: "quiet", onclick: nextTheme }, "Light or dark"),
-      me.can_log_out && h("button", { type: "button", class: "quiet", onclick: logOut }, "Log out")));
+      me.write ? h("span", null, may("send") ? t("May change things · {}", me.version ?? "") : t("Read-only · {}", me.version ?? "")) : h("button", { type: "button", class: "quiet", onclick: () => readOnlyDialog("topics", t("Changes")) }, t("Read-only · {}", me.version ?? "")),
+      h("button", { type: "button", class: "quiet", onclick: nextTheme }, t("Light or dark")),
+      languages(),
+      me.can_log_out && h("button", { type: "button", class: "quiet", onclick: logOut }, t("Log out"))));
   return bar;
+}
+
+function languages() {
+  const choice = h("select", { "aria-label": t("Language") }, Object.entries(LANGUAGES).map(([name, own]) => h("option", { value: name, lang: name }, own)));
+  choice.value = language;
+  choice.onchange = () => speak(choice.value);
+  return choice;
 }
 
 async function logOut() {
@@ -152,7 +161,7 @@ function meant(path) {
 }
 
 async function nowhere() {
-  return { title: "Nothing here", draw: () => [h("h1", null, "Nothing here"), h("p", { class: "muted" }, "This address means no view.")] };
+  return { title: t("Nothing here"), draw: () => [h("h1", null, t("Nothing here")), h("p", { class: "muted" }, t("This address means no view."))] };
 }
 
 /** Show what the address means. `known` is the content of the first view, when it is there already. */
@@ -174,7 +183,7 @@ async function open(known) {
   try {
     view = await make({ params, query: new URLSearchParams(location.search), known, go, remember });
   } catch (error) {
-    view = { title: "Trouble", draw: () => [h("h1", null, "That did not work"), problem(error)] };
+    view = { title: t("Trouble"), draw: () => [h("h1", null, t("That did not work")), problem(error)] };
   }
   if (mine !== turn) { view.leave?.(); return; }
   current = view;

@@ -3,6 +3,7 @@
 import { get, may, me } from "./api.js";
 import { h, link, path } from "./dom.js";
 import * as f from "./format.js";
+import { language, t, told } from "./words.js";
 
 export function head(title, { crumb, sub, actions } = {}) {
   return h("div", { class: "head" },
@@ -11,7 +12,7 @@ export function head(title, { crumb, sub, actions } = {}) {
 }
 
 /** Of which seconds rates are, and of what; `rates.py` has the same. */
-export const RATES = "In is what is stored, out what groups finish, per second over the last 30 s.";
+export const RATES = t("In is what is stored, out what groups finish, per second over the last 30 s.");
 
 export function card(title, body, actions) {
   return h("section", { class: "card", "aria-label": title }, h("header", null, h("h2", null, title), actions), body);
@@ -26,7 +27,7 @@ export function tile(what, value, { unit, hint, href, spark, tone } = {}) {
 }
 
 /** `columns`: [label, row => content, class]. `open` is what a click on a row does, besides those on its links and buttons. */
-export function table(columns, rows, { empty = "Nothing here.", label, open } = {}) {
+export function table(columns, rows, { empty = t("Nothing here."), label, open } = {}) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   return h("div", { class: "table-box" },
     h("table", { "aria-label": label },
@@ -42,9 +43,9 @@ export function facts(pairs) {
 export function command(text) {
   const copy = async (event) => {
     event.preventDefault();
-    toast((await copied(text)) ? "Copied" : "The browser does not let it be copied; select it");
+    toast((await copied(text)) ? t("Copied") : t("The browser does not let it be copied; select it"));
   };
-  return h("div", { class: "command" }, h("code", null, text.split(" ").map((word, place) => [place ? " " : "", h("span", null, word)])), h("button", { type: "button", class: "quiet", "aria-label": "Copy the command", onclick: copy }, "Copy"));
+  return h("div", { class: "command" }, h("code", null, text.split(" ").map((word, place) => [place ? " " : "", h("span", null, word)])), h("button", { type: "button", class: "quiet", "aria-label": t("Copy the command"), onclick: copy }, t("Copy")));
 }
 
 async function copied(text) {
@@ -60,7 +61,7 @@ export const ILL = ["failed", "failing", "lost"];
 /** What a group's lag does, coloured only when it needs a hand. */
 export function pace(word, lag = 1) {
   const tone = word === "paused" || lag ? TONES[word] ?? "" : "";
-  return h("span", { class: `tag ${tone}` }, word ?? "unknown");
+  return h("span", { class: `tag ${tone}` }, told(word) ?? t("unknown"));
 }
 
 /** Of what a pipeline handled lately, the share that failed. */
@@ -72,9 +73,9 @@ export function failedShare(row) {
 export function fault(each) {
   return h("div", { class: "fault" },
     h("span", { class: `dot ${each.weight ?? "bad"}`, "aria-hidden": "true" }),
-    h("div", { class: "words" }, h("b", null, upper(each.kind)),
-      h("div", null, sentence(each.text)),
-      each.others?.length > 0 && h("details", null, h("summary", { class: "muted small" }, `and ${f.exact(each.others.length)} more`), each.others.map((text) => h("div", { class: "small muted" }, sentence(text))))),
+    h("div", { class: "words" }, h("b", null, upper(told(each.kind))),
+      h("div", null, sentence(told(each.text))),
+      each.others?.length > 0 && h("details", null, h("summary", { class: "muted small" }, t("and {} more", f.exact(each.others.length))), each.others.map((text) => h("div", { class: "small muted" }, sentence(told(text)))))),
     remedy(each));
 }
 
@@ -82,26 +83,26 @@ export function fault(each) {
 function remedy(each) {
   if (!each.remedy && !each.command) return null;
   return h("div", { class: "fix" },
-    each.remedy && h("span", null, sentence(each.remedy)), each.command && command(each.command),
-    each.otherwise && h("details", null, h("summary", { class: "small" }, "If repair is not wanted"),
-      h("div", { class: "fix" }, h("span", null, sentence(each.otherwise)), each.otherwise_command && command(each.otherwise_command))));
+    each.remedy && h("span", null, sentence(told(each.remedy))), each.command && command(each.command),
+    each.otherwise && h("details", null, h("summary", { class: "small" }, t("If repair is not wanted")),
+      h("div", { class: "fix" }, h("span", null, sentence(told(each.otherwise))), each.otherwise_command && command(each.otherwise_command))));
 }
 
-const SEVERITY = { bad: "Critical", warn: "Warning" };
+const SEVERITY = { bad: t("Critical"), warn: t("Warning") };
 
 /** All that is wrong with one group, server, topic or pipeline. */
 export function faultCard(each, { silent = [], silence } = {}) {
   return h("article", { class: `fault-card ${each.weight}`, "data-key": `${each.link} ${each.subject}`, "aria-label": each.subject },
     h("header", null, h("span", { class: `tag ${each.weight}` }, SEVERITY[each.weight] ?? each.weight), link(each.link, each.subject),
-      h("span", { class: "muted small" }, [...new Set(each.faults.map((one) => one.kind))].join(" · ")),
-      silent.length > 0 && h("span", { class: "tag" }, silent[0].until ? `silent until ${f.when(silent[0].until, false)}` : "silent"),
+      h("span", { class: "muted small" }, [...new Set(each.faults.map((one) => told(one.kind)))].join(" · ")),
+      silent.length > 0 && h("span", { class: "tag" }, silent[0].until ? t("silent until {}", f.when(silent[0].until, false)) : t("silent")),
       silence),
-    each.faults.map((one) => h("div", { class: "finding" }, h("p", null, sentence(one.text)), remedy(one))));
+    each.faults.map((one) => h("div", { class: "finding" }, h("p", null, sentence(told(one.text))), remedy(one))));
 }
 
 /** Faults of one thing, one below the other; null without any. */
 export function faults(found) {
-  return found.length ? h("section", { class: "card faults", "aria-label": "What needs a hand" }, found.map((each) => fault(each))) : null;
+  return found.length ? h("section", { class: "card faults", "aria-label": t("What needs a hand") }, found.map((each) => fault(each))) : null;
 }
 
 /** Findings of one kind as one: six queues that nobody pulls are one thing that happened. */
@@ -115,7 +116,7 @@ function upper(text) {
 }
 
 function sentence(text) {
-  return upper(text).replace(/[.]?$/, ".");
+  return upper(text).replace(/[.。]?$/, language === "zh" ? "。" : ".");
 }
 
 export function groupLink(name) {
@@ -133,7 +134,7 @@ export function memberLink(group, client) {
 export function drains(row) {
   // Of rates that are as good as equal, neither "never" nor a time would be true.
   if (!row.lag || row.pace === "keeping up") return "–";
-  return row.drains_in === null ? "never" : f.brief(row.drains_in);
+  return row.drains_in === null ? t("never") : f.brief(row.drains_in);
 }
 
 export function problem(error) {
@@ -146,9 +147,9 @@ export function toast(text, isBad = false) {
   setTimeout(() => node.remove(), isBad ? 9000 : 5000);
 }
 
-const READ_ONLY = "This console only shows: it was started without --write.";
+const READ_ONLY = t("This console only shows: it was started without --write.");
 const ROLES = ["reader", "operator", "admin"];
-const BY_ROLE = { reader: "a reader", operator: "an operator", admin: "an admin" };
+const BY_ROLE = { reader: t("a reader"), operator: t("an operator"), admin: t("an admin") };
 
 /** Whether it is the role that is in the way: another one may. */
 function lacksRole(right) {
@@ -157,14 +158,14 @@ function lacksRole(right) {
 
 /** Why this session may not do something. */
 function whyNot(right) {
-  return lacksRole(right) ? `${me.user} is ${BY_ROLE[me.role]} here: ${BY_ROLE[me.needs[right]]} may do this.` : READ_ONLY;
+  return lacksRole(right) ? t("{} is {} here: {} may do this.", me.user, BY_ROLE[me.role], BY_ROLE[me.needs[right]]) : READ_ONLY;
 }
 
 /** Says why a button does nothing here, and how it is enabled. */
 export function readOnlyNote(right) {
   if (may(right)) return null;
   if (lacksRole(right)) return h("div", { class: "note read-only" }, h("p", null, whyNot(right)));
-  return h("div", { class: "note read-only" }, h("p", null, `${READ_ONLY} The command above does the same; this one starts a console that may change things:`), command(me.enable));
+  return h("div", { class: "note read-only" }, h("p", null, READ_ONLY, " ", t("The command above does the same; this one starts a console that may change things:")), command(me.enable));
 }
 
 /** A button that opens something which needs a right. Without it the button is disabled, and says why. */
@@ -175,10 +176,10 @@ export function writing(right, label, open, { kind = "", does, harmless } = {}) 
 
 /** Why a control is disabled, the command that does the same, and the one that enables it. `harmless` is what can be done all the same. */
 export function readOnlyDialog(right, label, does, harmless) {
-  const opened = dialog(`${label}: not in this ${lacksRole(right) ? "role" : "console"}`, [
+  const opened = dialog(lacksRole(right) ? t("{}: not in this role", label) : t("{}: not in this console", label), [
     h("p", null, whyNot(right)),
-    does && [h("p", { class: "muted" }, "The same from a shell:"), command(does)],
-    !lacksRole(right) && [h("p", { class: "muted" }, "A console that may change things:"), command(me.enable)],
+    does && [h("p", { class: "muted" }, t("The same from a shell:")), command(does)],
+    !lacksRole(right) && [h("p", { class: "muted" }, t("A console that may change things:")), command(me.enable)],
   ], harmless && { footer: () => h("button", { type: "button", onclick: () => { opened.close(); harmless[1](); } }, harmless[0]) });
 }
 
@@ -191,7 +192,7 @@ export function dialog(title, content, { wide, panel, footer, extra } = {}) {
   const node = h("dialog", { class: panel ? "panel" : wide ? "wide" : "", "aria-label": title });
   const close = () => node.close();
   node.append(h("div", { class: "inside" },
-    h("header", null, h("h2", null, title), extra, h("button", { type: "button", class: "quiet", onclick: close, "aria-label": "Close" }, "Close")),
+    h("header", null, h("h2", null, title), extra, h("button", { type: "button", class: "quiet", onclick: close, "aria-label": t("Close") }, t("Close"))),
     content, footer && h("footer", null, footer(close))));
   node.onclick = (event) => { if (event.target === node) close(); };
   document.body.append(node);

@@ -5,6 +5,7 @@ import { h } from "./dom.js";
 import * as f from "./format.js";
 import { get } from "./api.js";
 import { problem } from "./parts.js";
+import { t } from "./words.js";
 
 const HEIGHT = 41;
 const CHUNK = 100;
@@ -64,7 +65,7 @@ export function virtualTable(path, columns, state, { label, changed }) {
       const row = chunks.get(Math.floor(place / CHUNK))?.[place % CHUNK];
       rows.push(h("tr", { class: "link", "aria-rowindex": place + 2 }, columns.map((column) => h("td", { class: column.kind }, row ? column.cell(row) : "…"))));
     }
-    if (!known) rows.push(h("tr", null, h("td", { colspan: inSight(), class: "empty" }, state.search || state.filter ? "Nothing matches." : state.empty)));
+    if (!known) rows.push(h("tr", null, h("td", { colspan: inSight(), class: "empty" }, state.search || state.filter ? t("Nothing matches.") : state.empty)));
     table.setAttribute("aria-rowcount", known + 1);
     body.replaceChildren(...space(first), ...rows, ...space(known - last));
   }
@@ -149,13 +150,13 @@ export function virtualTable(path, columns, state, { label, changed }) {
 
 /** The box to search in and the choices above a table. */
 export function toolbar(state, choices, list, changed) {
-  const search = h("input", { type: "search", placeholder: `Search ${state.noun}s`, "aria-label": `Search ${state.noun}s`, value: state.search, autocomplete: "off", spellcheck: "false" });
+  const search = h("input", { type: "search", placeholder: t(`Search ${state.noun}s`), "aria-label": t(`Search ${state.noun}s`), value: state.search, autocomplete: "off", spellcheck: "false" });
   let timer = 0;
   search.oninput = () => {
     clearTimeout(timer);
     timer = setTimeout(() => { state.search = search.value; scrollTo(0, 0); list.reload(); changed(); }, 120);
   };
-  const chips = h("div", { class: "chips", role: "group", "aria-label": "Show" }, choices.map(([name, word]) => {
+  const chips = h("div", { class: "chips", role: "group", "aria-label": t("Show") }, choices.map(([name, word]) => {
     const chip = h("button", { type: "button", class: "chip", "aria-pressed": String(state.filter === name) }, word);
     chip.onclick = () => {
       state.filter = name;

@@ -2,6 +2,7 @@ import { get, me, patch, post, remove } from "../api.js";
 import { h, path } from "../dom.js";
 import * as f from "../format.js";
 import { act, card, dialog, field, head, problem, table, toast } from "../parts.js";
+import { t } from "../words.js";
 
 /** Who may log in, as what, and who is logged in. */
 export async function access() {
@@ -11,39 +12,39 @@ export async function access() {
     dispatchEvent(new Event("console:redraw"));
   };
   return {
-    title: "Users",
+    title: t("Users"),
     draw: () => [
-      head("Users", { sub: "Who may log in to this console, and who is logged in.",
-        actions: content.users && [h("button", { type: "button", class: "primary", onclick: () => addDialog(content.roles, look) }, "New user")] }),
+      head(t("Users"), { sub: t("Who may log in to this console, and who is logged in."),
+        actions: content.users && [h("button", { type: "button", class: "primary", onclick: () => addDialog(content.roles, look) }, t("New user"))] }),
       h("div", { class: "stack" },
-        content.users && card("Users", table([
-          ["User", (row) => row.name, "name"],
-          ["Role", (row) => row.role],
+        content.users && card(t("Users"), table([
+          [t("User"), (row) => row.name, "name"],
+          [t("Role"), (row) => row.role],
           ["", (row) => h("div", { class: "row" },
-            h("button", { type: "button", onclick: () => changeDialog(row, content.roles, look) }, "Change"),
-            h("button", { type: "button", class: "danger", onclick: () => removeDialog(row, look) }, "Remove")), "act"],
-        ], content.users, { label: "Users", empty: "No users." })),
-        card("Sessions", table([
-          ["User", (row) => [row.user ?? "–", row.via && h("span", { class: "muted" }, ` by ${row.via}`)], "name"],
-          ["Role", (row) => row.role ?? "–"],
-          ["Since", (row) => f.when(row.since), "nowrap opt"],
-          ["Address", (row) => row.address, "opt"],
-          ["", (row) => (row.is_mine ? h("span", { class: "muted" }, "this one") : endButton(row, look)), "act"],
-        ], content.sessions, { label: "Sessions", empty: "Nobody is logged in." })),
-        card("What a role may do", table([
+            h("button", { type: "button", onclick: () => changeDialog(row, content.roles, look) }, t("Change")),
+            h("button", { type: "button", class: "danger", onclick: () => removeDialog(row, look) }, t("Remove"))), "act"],
+        ], content.users, { label: t("Users"), empty: t("No users.") })),
+        card(t("Sessions"), table([
+          [t("User"), (row) => [row.user ?? "–", row.via && h("span", { class: "muted" }, t(" by {}", row.via))], "name"],
+          [t("Role"), (row) => row.role ?? "–"],
+          [t("Since"), (row) => f.when(row.since), "nowrap opt"],
+          [t("Address"), (row) => row.address, "opt"],
+          ["", (row) => (row.is_mine ? h("span", { class: "muted" }, t("this one")) : endButton(row, look)), "act"],
+        ], content.sessions, { label: t("Sessions"), empty: t("Nobody is logged in.") })),
+        card(t("What a role may do"), table([
           ["", (row) => row.about, "name"],
-          ...content.roles.map((role) => [role, (row) => (content.roles.indexOf(role) >= content.roles.indexOf(row.least) ? "yes" : "–")]),
-        ], content.rules, { label: "What a role may do" }))),
+          ...content.roles.map((role) => [role, (row) => (content.roles.indexOf(role) >= content.roles.indexOf(row.least) ? t("yes") : "–")]),
+        ], content.rules, { label: t("What a role may do") }))),
     ],
     refresh: async () => { content = await get("/access"); },
   };
 }
 
 function endButton(session, look) {
-  const button = h("button", { type: "button", class: "danger" }, "End");
+  const button = h("button", { type: "button", class: "danger" }, t("End"));
   button.onclick = () => act(button, async () => {
     await remove(path("access", "sessions", session.id));
-    toast("The session has ended");
+    toast(t("The session has ended"));
     await look();
   });
   return button;
@@ -82,7 +83,7 @@ function addDialog(roles, look) {
   const name = h("input", { autocomplete: "off", autocapitalize: "none", spellcheck: "false", required: true });
   const role = roleChoice(roles, "reader");
   const password = newPassword(true);
-  asking("New user", h("div", { class: "form" }, field("Name", name, "wide"), field("Role", role), field("Password, 8 characters or more", password)), "Add",
+  asking(t("New user"), h("div", { class: "form" }, field(t("Name"), name, "wide"), field(t("Role"), role), field(t("Password, 8 characters or more"), password)), t("Add"),
     async () => {
       const answer = await post("/access/users", { name: name.value.trim(), role: role.value, password: password.value });
       return { outcome: `${name.value.trim()}: ${answer.outcome}` };
@@ -92,10 +93,10 @@ function addDialog(roles, look) {
 function changeDialog(user, roles, look) {
   const role = roleChoice(roles, user.role);
   const password = newPassword(false);
-  asking(`Change ${user.name}`, [
-    h("p", { class: "muted" }, user.name === me.user ? "A change ends your sessions: log in again afterwards." : "A change ends the sessions of the user."),
-    h("div", { class: "form" }, field("Role", role), field("Another password; empty: the same", password)),
-  ], "Change", async () => {
+  asking(t("Change {}", user.name), [
+    h("p", { class: "muted" }, user.name === me.user ? t("A change ends your sessions: log in again afterwards.") : t("A change ends the sessions of the user.")),
+    h("div", { class: "form" }, field(t("Role"), role), field(t("Another password; empty: the same"), password)),
+  ], t("Change"), async () => {
     const wanted = { ...(role.value === user.role ? {} : { role: role.value }), ...(password.value ? { password: password.value } : {}) };
     const answer = await patch(path("access", "users", user.name), wanted);
     return { outcome: `${user.name} ${answer.outcome}` };
@@ -103,7 +104,7 @@ function changeDialog(user, roles, look) {
 }
 
 function removeDialog(user, look) {
-  asking(`Remove ${user.name}`, h("p", null, "The sessions of the user end at once."), "Remove", async () => {
+  asking(t("Remove {}", user.name), h("p", null, t("The sessions of the user end at once.")), t("Remove"), async () => {
     const answer = await remove(path("access", "users", user.name));
     return { outcome: `${user.name}: ${answer.outcome}` };
   }, look);

@@ -3,8 +3,9 @@ import { h, keep } from "../dom.js";
 import * as f from "../format.js";
 import { card, field, head, suggestions } from "../parts.js";
 import { chart } from "../charts.js";
+import { t } from "../words.js";
 
-const SPANS = [[60, "1 hour"], [360, "6 hours"], [1440, "24 hours"], [10080, "7 days"]];
+const SPANS = [[60, t("1 hour")], [360, t("6 hours")], [1440, t("24 hours")], [10080, t("7 days")]];
 
 /** Groups and topics that are shown by themselves: those with the most to do. */
 const BUSIEST = 5;
@@ -27,27 +28,27 @@ export async function charts({ query, remember }) {
   let top = await busiest();
   const each = (names, kind, what) => names.map((name) => [name, `${kind}/${name}/${what}`]);
   const wanted = () => [
-    ["Messages per second", f.rate, [["in", "cluster/in"], ["out", "cluster/out"]]],
-    ["Lag", f.count, [["lag", "cluster/lag"]]],
-    ["Oldest", f.duration, [["oldest", "cluster/seconds"]]],
-    ["Open dead letters", f.count, [["dead letters", "cluster/dead"]]],
+    [t("Messages per second"), f.rate, [[t("in"), "cluster/in"], [t("out"), "cluster/out"]]],
+    [t("Lag"), f.count, [[t("lag"), "cluster/lag"]]],
+    [t("Oldest"), f.duration, [[t("oldest"), "cluster/seconds"]]],
+    [t("Open dead letters"), f.count, [[t("dead letters"), "cluster/dead"]]],
     ...(state.group || state.topic ? [] : [
-      ...(top.behind.length ? [["Lag of the groups furthest behind", f.count, each(top.behind, "group", "lag"), true]] : []),
-      ...(top.fast.length ? [["Finished per second, busiest groups", f.rate, each(top.fast, "group", "out"), true]] : []),
-      ...(top.topics.length ? [["In per second, busiest topics", f.rate, each(top.topics, "topic", "in"), true]] : []),
+      ...(top.behind.length ? [[t("Lag of the groups furthest behind"), f.count, each(top.behind, "group", "lag"), true]] : []),
+      ...(top.fast.length ? [[t("Finished per second, busiest groups"), f.rate, each(top.fast, "group", "out"), true]] : []),
+      ...(top.topics.length ? [[t("In per second, busiest topics"), f.rate, each(top.topics, "topic", "in"), true]] : []),
     ]),
     ...(state.group ? [
-      [`${state.group}: messages per second`, f.rate, [["in", `group/${state.group}/in`], ["out", `group/${state.group}/out`]]],
-      [`${state.group}: lag`, f.count, [["lag", `group/${state.group}/lag`], ["failed before", `group/${state.group}/retry`]]],
-      [`${state.group}: oldest`, f.duration, [["oldest", `group/${state.group}/seconds`]]],
-      [`${state.group}: a call of a handler takes`, f.fine, [["p50", `group/${state.group}/p50`], ["p95", `group/${state.group}/p95`], ["p99", `group/${state.group}/p99`]]],
-      [`${state.group}: mean time of a call`, f.fine, [["the member in the middle", `group/${state.group}/median`], ["the slowest member", `group/${state.group}/slowest`]]],
-      [`${state.group}: handled per second`, f.rate, [["well", `group/${state.group}/ok`], ["failed", `group/${state.group}/failed`]]],
-      [`${state.group}: pulled per second`, f.rate, [["pulled", `group/${state.group}/pulled`]]],
-      [`${state.group}: a pull waits for messages`, f.fine, [["the slowest member", `group/${state.group}/pull`]]],
-      [`${state.group}: dead letters`, f.count, [["dead letters", `group/${state.group}/dead`]]],
+      [t("{}: messages per second", state.group), f.rate, [[t("in"), `group/${state.group}/in`], [t("out"), `group/${state.group}/out`]]],
+      [t("{}: lag", state.group), f.count, [[t("lag"), `group/${state.group}/lag`], [t("failed before"), `group/${state.group}/retry`]]],
+      [t("{}: oldest", state.group), f.duration, [[t("oldest"), `group/${state.group}/seconds`]]],
+      [t("{}: a call of a handler takes", state.group), f.fine, [["p50", `group/${state.group}/p50`], ["p95", `group/${state.group}/p95`], ["p99", `group/${state.group}/p99`]]],
+      [t("{}: mean time of a call", state.group), f.fine, [[t("the member in the middle"), `group/${state.group}/median`], [t("the slowest member"), `group/${state.group}/slowest`]]],
+      [t("{}: handled per second", state.group), f.rate, [[t("well"), `group/${state.group}/ok`], [t("failed"), `group/${state.group}/failed`]]],
+      [t("{}: pulled per second", state.group), f.rate, [[t("pulled"), `group/${state.group}/pulled`]]],
+      [t("{}: a pull waits for messages", state.group), f.fine, [[t("the slowest member"), `group/${state.group}/pull`]]],
+      [t("{}: dead letters", state.group), f.count, [[t("dead letters"), `group/${state.group}/dead`]]],
     ] : []),
-    ...(state.topic ? [[`${state.topic}: in per second`, f.rate, [["in", `topic/${state.topic}/in`]]]] : []),
+    ...(state.topic ? [[t("{}: in per second", state.topic), f.rate, [[t("in"), `topic/${state.topic}/in`]]]] : []),
   ];
   const load = () => get("/charts", { minutes: state.minutes, series: wanted().flatMap(([, , series]) => series.map(([, name]) => name)) });
   let content = await load();
@@ -58,14 +59,14 @@ export async function charts({ query, remember }) {
     dispatchEvent(new Event("console:redraw"));
   };
   const chosen = (name, word, list, place, query) => {
-    const input = h("input", { list, value: state[name], placeholder: "the busiest", onchange: (event) => { state[name] = event.target.value.trim(); again(); } });
+    const input = h("input", { list, value: state[name], placeholder: t("the busiest"), onchange: (event) => { state[name] = event.target.value.trim(); again(); } });
     return [field(word, input), suggestions(list, input, place, query)];
   };
-  const choice = h("div", { class: "choice" }, chosen("group", "Group", "chart-groups", "/groups"), chosen("topic", "Topic", "chart-topics", "/topics", { filter: "own" }));
+  const choice = h("div", { class: "choice" }, chosen("group", t("Group"), "chart-groups", "/groups"), chosen("topic", t("Topic"), "chart-topics", "/topics", { filter: "own" }));
   return {
-    title: "Charts",
+    title: t("Charts"),
     draw: () => [
-      head("Charts", { sub: "Every sample of the last hour, and the peaks of five minutes for seven days.", actions: [keep("choice", choice), h("div", { class: "chips", role: "group", "aria-label": "Time span" }, SPANS.map(([minutes, word]) => h("button", { type: "button", class: "chip", "aria-pressed": String(minutes === state.minutes), onclick: () => { state.minutes = minutes; again(); } }, word)))] }),
+      head(t("Charts"), { sub: t("Every sample of the last hour, and the peaks of five minutes for seven days."), actions: [keep("choice", choice), h("div", { class: "chips", role: "group", "aria-label": t("Time span") }, SPANS.map(([minutes, word]) => h("button", { type: "button", class: "chip", "aria-pressed": String(minutes === state.minutes), onclick: () => { state.minutes = minutes; again(); } }, word)))] }),
       h("div", { class: "stack" },
         h("div", { class: "split even" }, wanted().map(([title, format, series, equal]) => card(title, h("div", { class: equal ? "body equal" : "body" }, chart(series.map(([name, key]) => ({ name, points: content.series[key] ?? [] })), { from: content.from, to: content.to, format, label: title, equal })))))),
     ],

@@ -1,13 +1,14 @@
 import { get, may, put } from "../api.js";
 import { h, path } from "../dom.js";
 import { act, dialog, field, problem, readOnlyNote, toast } from "../parts.js";
+import { t } from "../words.js";
 
-const WORDS = { auto: "by itself: JSON or text", json: "JSON", text: "text", avro: "Avro", protobuf: "Protobuf", msgpack: "MessagePack" };
+const WORDS = { auto: t("by itself: JSON or text"), json: "JSON", text: t("text"), avro: "Avro", protobuf: "Protobuf", msgpack: "MessagePack" };
 
 /** How the bodies of a topic are read; gzip is undone in any case. The console remembers it for everybody. */
 export async function decoderDialog(topic, done) {
-  const body = h("div", { class: "stack" }, h("p", { class: "muted" }, "Asking."));
-  const opened = dialog(`How bodies of ${topic} are read`, body);
+  const body = h("div", { class: "stack" }, h("p", { class: "muted" }, t("Asking.")));
+  const opened = dialog(t("How bodies of {} are read", topic), body);
   try {
     const content = await get(path("topics", topic, "decoder"));
     body.replaceChildren(form(topic, content, () => { opened.close(); done(); }));
@@ -17,7 +18,7 @@ export async function decoderDialog(topic, done) {
 }
 
 function form(topic, { decoder, formats }, done) {
-  const format = h("select", null, formats.map((each) => h("option", { value: each.name }, WORDS[each.name] + (each.missing ? " (not installed)" : ""))));
+  const format = h("select", null, formats.map((each) => h("option", { value: each.name }, WORDS[each.name] + (each.missing ? t(" (not installed)") : ""))));
   format.value = decoder.format;
   const skip = h("input", { type: "number", min: 0, max: 1024, value: String(decoder.skip) });
   const schema = h("textarea", { spellcheck: "false", rows: 6, placeholder: "{\"type\": \"record\", \"name\": \"Order\", \"fields\": [...]}" });
@@ -28,23 +29,23 @@ function form(topic, { decoder, formats }, done) {
   file.onchange = async () => { descriptor = file.files[0] ? base64(new Uint8Array(await file.files[0].arrayBuffer())) : descriptor; };
   const place = h("div", { class: "stack" });
   const trouble = h("div");
-  const button = h("button", { class: "primary" }, "Read so");
+  const button = h("button", { class: "primary" }, t("Read so"));
   const lay = () => {
     const missing = formats.find((each) => each.name === format.value)?.missing;
     button.disabled = Boolean(missing) || !may("decoders");
     place.replaceChildren(...[
-      missing && h("p", { class: "note warn" }, `The console's machine lacks a package for this; run there: ${missing}`),
-      format.value === "avro" && field("Schema (JSON)", schema),
-      format.value === "protobuf" && field("Descriptor: a file of protoc --include_imports -o FILE", file),
-      format.value === "protobuf" && descriptor && h("p", { class: "small muted" }, "A descriptor is there; a file replaces it."),
-      format.value === "protobuf" && field("Message type", message),
-      !["auto", "text"].includes(format.value) && field("Bytes to skip at the beginning (5 with a schema registry)", skip),
+      missing && h("p", { class: "note warn" }, t("The console's machine lacks a package for this; run there: {}", missing)),
+      format.value === "avro" && field(t("Schema (JSON)"), schema),
+      format.value === "protobuf" && field(t("Descriptor: a file of protoc --include_imports -o FILE"), file),
+      format.value === "protobuf" && descriptor && h("p", { class: "small muted" }, t("A descriptor is there; a file replaces it.")),
+      format.value === "protobuf" && field(t("Message type"), message),
+      !["auto", "text"].includes(format.value) && field(t("Bytes to skip at the beginning (5 with a schema registry)"), skip),
     ].filter(Boolean));
   };
   format.onchange = lay;
   const node = h("form", { class: "stack" },
-    h("p", { class: "muted" }, "Everybody who looks at this console sees bodies of the topic so. Bodies that begin as gzip are unpacked in any case."),
-    field("Format", format), place, trouble, readOnlyNote("decoders"), h("footer", null, button));
+    h("p", { class: "muted" }, t("Everybody who looks at this console sees bodies of the topic so. Bodies that begin as gzip are unpacked in any case.")),
+    field(t("Format"), format), place, trouble, readOnlyNote("decoders"), h("footer", null, button));
   node.onsubmit = async (event) => {
     event.preventDefault();
     trouble.replaceChildren();

@@ -4,8 +4,9 @@ import * as f from "../format.js";
 import { card, command, field, head, problem, suggestions, table } from "../parts.js";
 import { decoderDialog } from "./decoder.js";
 import { messageDialog } from "./message.js";
+import { t } from "../words.js";
 
-const MODES = [["newest", "The newest"], ["time", "From a time"], ["offset", "From an offset"], ["key", "With a key"], ["id", "With an id"], ["tail", "As they arrive"]];
+const MODES = [["newest", t("The newest")], ["time", t("From a time")], ["offset", t("From an offset")], ["key", t("With a key")], ["id", t("With an id")], ["tail", t("As they arrive")]];
 /** Messages of the first page, and of each one after it. */
 const FIRST = 50;
 const MORE = 200;
@@ -27,15 +28,15 @@ export async function messages({ query, remember }) {
   const type = h("select", null, h("option", { value: "TAG" }, "tags"), h("option", { value: "SQL92" }, "SQL"));
   type.value = query.get("type") ?? "TAG";
   const where = input("where", { placeholder: "cents > 1000 and customer.country = \"CH\"" });
-  const order = h("select", null, h("option", { value: "" }, "newest first"), h("option", { value: "oldest" }, "oldest first"));
+  const order = h("select", null, h("option", { value: "" }, t("newest first")), h("option", { value: "oldest" }, t("oldest first")));
   order.value = query.get("order") ?? "";
   const fields = {
-    newest: [], tail: [], time: [field("Since", since), field("Until", until), field("Order", order)], offset: [field("Queue", queue), field("Offset", offset)], key: [field("Key", key)], id: [field("Id", id)],
+    newest: [], tail: [], time: [field(t("Since"), since), field(t("Until"), until), field(t("Order"), order)], offset: [field(t("Queue"), queue), field(t("Offset"), offset)], key: [field(t("Key"), key)], id: [field(t("Id"), id)],
   };
-  const filter = [field("Filter", expression), field("As", type), field("Fields of the body", where, "double")];
-  const decoder = h("button", { type: "button", class: "quiet", onclick: () => decoderDialog(topic.value.trim(), () => show(false)) }, "How bodies are read");
+  const filter = [field(t("Filter"), expression), field(t("As"), type), field(t("Fields of the body"), where, "double")];
+  const decoder = h("button", { type: "button", class: "quiet", onclick: () => decoderDialog(topic.value.trim(), () => show(false)) }, t("How bodies are read"));
   const place = h("div", { class: "form" });
-  const button = h("button", { class: "primary" }, "Show");
+  const button = h("button", { class: "primary" }, t("Show"));
   const result = h("div", { class: "stack" });
   const form = h("form", { class: "card" }, h("div", { class: "body" }, place));
   let rows = [];
@@ -46,8 +47,8 @@ export async function messages({ query, remember }) {
 
   function lay() {
     const isOne = mode.value === "id";
-    place.replaceChildren(field("Topic", topic), names, field("Which", mode), ...fields[mode.value], ...(isOne || mode.value === "key" ? [] : filter), button);
-    button.textContent = mode.value === "tail" ? "Follow" : "Show";
+    place.replaceChildren(field(t("Topic"), topic), names, field(t("Which"), mode), ...fields[mode.value], ...(isOne || mode.value === "key" ? [] : filter), button);
+    button.textContent = mode.value === "tail" ? t("Follow") : t("Show");
   }
 
   function wanted() {
@@ -112,22 +113,22 @@ export async function messages({ query, remember }) {
 
   function heading() {
     const found = f.plural(rows.length, "message");
-    return where.value.trim() && mode.value !== "key" && mode.value !== "id" ? `${found} of ${f.exact(looked)} looked at` : found;
+    return where.value.trim() && mode.value !== "key" && mode.value !== "id" ? t("{} of {} looked at", found, f.exact(looked)) : found;
   }
 
   function rest() {
-    return h("div", null, cursor ? h("button", { type: "button", onclick: () => show(true) }, where.value.trim() ? "Look further" : "Show more") : h("span", { class: "small muted" }, "that is all"));
+    return h("div", null, cursor ? h("button", { type: "button", onclick: () => show(true) }, where.value.trim() ? t("Look further") : t("Show more")) : h("span", { class: "small muted" }, t("that is all")));
   }
 
   function follow() {
     const asked = wanted();
     stream = new EventSource(url("/messages/tail", { topic: asked.topic, expression: asked.expression, type: asked.type, where: asked.where }));
-    const state = h("span", { class: "small muted", role: "status" }, "waiting for messages");
+    const state = h("span", { class: "small muted", role: "status" }, t("waiting for messages"));
     const body = h("div");
     let passed = 0;
-    const stop = h("button", { type: "button", onclick: () => { leave(); state.textContent = "stopped"; stop.disabled = true; } }, "Stop");
+    const stop = h("button", { type: "button", onclick: () => { leave(); state.textContent = t("stopped"); stop.disabled = true; } }, t("Stop"));
     const same = h("div");
-    result.replaceChildren(card(`${asked.topic}, as messages arrive`, body, [state, stop, decoder]), same);
+    result.replaceChildren(card(t("{}, as messages arrive", asked.topic), body, [state, stop, decoder]), same);
     let isWaiting = false;
     const paint = () => { isWaiting = false; body.replaceChildren(list(rows)); };
     stream.addEventListener("message", (event) => {
@@ -135,21 +136,21 @@ export async function messages({ query, remember }) {
       rows.unshift(JSON.parse(event.data));
       rows.sort(newestFirst);
       rows.length = Math.min(rows.length, 200);
-      state.textContent = passed ? `${f.count(passed)} more were not shown` : "following";
+      state.textContent = passed ? t("{} more were not shown", f.count(passed)) : t("following");
       if (!isWaiting) { isWaiting = true; requestAnimationFrame(paint); }
     });
     stream.addEventListener("command", (event) => same.replaceChildren(command(JSON.parse(event.data).command)));
     stream.addEventListener("refused", (event) => { result.replaceChildren(problem({ message: JSON.parse(event.data).text })); leave(); });
     stream.addEventListener("passed", (event) => { passed += JSON.parse(event.data).count; });
-    stream.onopen = () => { state.textContent = "following"; state.dataset.open = "yes"; };
-    stream.onerror = () => { if (stream?.readyState === EventSource.CLOSED) { state.textContent = "the topic cannot be followed; is its name right?"; leave(); } };
+    stream.onopen = () => { state.textContent = t("following"); state.dataset.open = "yes"; };
+    stream.onerror = () => { if (stream?.readyState === EventSource.CLOSED) { state.textContent = t("the topic cannot be followed; is its name right?"); leave(); } };
   }
 
   mode.onchange = lay;
   form.onsubmit = (event) => { event.preventDefault(); show(false); };
   lay();
-  const page = [head("Messages"), h("div", { class: "stack", "data-own": true }, form, result)];
-  return { title: "Messages", still: true, draw: () => page, shown: () => (topic.value ? show(false) : topic.focus({ preventScroll: true })), leave };
+  const page = [head(t("Messages")), h("div", { class: "stack", "data-own": true }, form, result)];
+  return { title: t("Messages"), still: true, draw: () => page, shown: () => (topic.value ? show(false) : topic.focus({ preventScroll: true })), leave };
 }
 
 function newestFirst(a, b) {
@@ -167,12 +168,12 @@ export function list(rows, all = rows) {
     });
   };
   return table([
-    ["Stored", (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => open(row), title: f.precise(row.stored_at) }, f.instant(row.stored_at)), ""],
-    ["Queue", (row) => h("span", { class: "mono nowrap" }, `${row.broker}:${row.queue}`), "opt"],
-    ["Offset", (row) => f.exact(row.offset), "n"],
-    ["Tag", (row) => row.tags ?? "", "opt"],
-    ["Keys", (row) => row.keys.join(" "), "opt"],
-    ["Body", (row) => row.preview, "preview"],
-    ["Size", (row) => f.bytes(row.size), "n opt"],
-  ], rows, { empty: "No message matches.", label: "Messages", open });
+    [t("Stored"), (row) => h("button", { type: "button", class: "quiet nowrap", onclick: () => open(row), title: f.precise(row.stored_at) }, f.instant(row.stored_at)), ""],
+    [t("Queue"), (row) => h("span", { class: "mono nowrap" }, `${row.broker}:${row.queue}`), "opt"],
+    [t("Offset"), (row) => f.exact(row.offset), "n"],
+    [t("Tag"), (row) => row.tags ?? "", "opt"],
+    [t("Keys"), (row) => row.keys.join(" "), "opt"],
+    [t("Body"), (row) => row.preview, "preview"],
+    [t("Size"), (row) => f.bytes(row.size), "n opt"],
+  ], rows, { empty: t("No message matches."), label: t("Messages"), open });
 }

@@ -1,6 +1,7 @@
 import { may, patch, post } from "../api.js";
 import { h, path } from "../dom.js";
 import { act, commandPreview, dialog, field, readOnlyNote, toast } from "../parts.js";
+import { t } from "../words.js";
 
 /** Make a topic, or change one (`topic` has what it is now). */
 export function topicDialog({ topic, done }) {
@@ -9,11 +10,11 @@ export function topicDialog({ topic, done }) {
   const most = (which) => Math.max(...(topic?.brokers ?? []).map((each) => each[which]), 0) || 8;
   const write = h("input", { type: "number", min: 1, max: 65536, value: String(most("write_queues")) });
   const read = h("input", { type: "number", min: 1, max: 65536, value: String(most("read_queues")) });
-  const permission = h("select", null, [["rw", "read and write"], ["r", "read only"], ["w", "write only"]].map(([value, word]) => h("option", { value }, word)));
+  const permission = h("select", null, [["rw", t("read and write")], ["r", t("read only")], ["w", t("write only")]].map(([value, word]) => h("option", { value }, word)));
   permission.value = topic?.permission ?? "rw";
   const ordered = h("input", { type: "checkbox", checked: topic?.is_ordered ?? false });
   const shown = h("div");
-  const apply = h("button", { class: "primary", disabled: !may("topics") }, isNew ? "Create" : "Change");
+  const apply = h("button", { class: "primary", disabled: !may("topics") }, isNew ? t("Create") : t("Change"));
 
   const wish = () => ({
     ...(isNew ? { name: name.value.trim() } : {}),
@@ -27,21 +28,21 @@ export function topicDialog({ topic, done }) {
   const preview = commandPreview(shown, () => name.value.trim() && ask({ dry_run: true }));
 
   const form = h("form", { class: "stack" },
-    h("div", { class: "form" }, field("Name", name, "wide"), field("Queues to write, each broker", write), field("Queues to read, each broker", read), field("Permission", permission),
-      h("label", { class: "check" }, ordered, "keep the order of queues")),
-    !isNew && h("p", { class: "note" }, "To take queues away without losing what is in them: fewer to write first, and fewer to read once they have been consumed."),
+    h("div", { class: "form" }, field(t("Name"), name, "wide"), field(t("Queues to write, each broker"), write), field(t("Queues to read, each broker"), read), field(t("Permission"), permission),
+      h("label", { class: "check" }, ordered, t("keep the order of queues"))),
+    !isNew && h("p", { class: "note" }, t("To take queues away without losing what is in them: fewer to write first, and fewer to read once they have been consumed.")),
     shown, readOnlyNote("topics"), h("footer", null, apply));
   form.oninput = preview;
   form.onsubmit = async (event) => {
     event.preventDefault();
     await act(apply, async () => {
       const answer = await ask({});
-      toast(`${isNew ? "Created" : "Changed"}: ${answer.outcome}`);
+      toast(`${isNew ? t("Created") : t("Changed")}: ${answer.outcome}`);
       opened.close();
       done(isNew ? name.value.trim() : topic.name);
     });
     apply.disabled = !may("topics");
   };
-  const opened = dialog(isNew ? "New topic" : `Change ${topic.name}`, form);
+  const opened = dialog(isNew ? t("New topic") : t("Change {}", topic.name), form);
   preview();
 }
