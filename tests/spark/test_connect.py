@@ -25,6 +25,8 @@ def test_reads_streams_and_writes_through_a_connect_session(
     assert said == {
         "kind": "pyspark.sql.connect.session",
         "rows": 500,
+        "reported": 500,
+        "last": [[orbit_topic, 0]],
         "in_view": 500,
         "told": [True, True, True],
     }

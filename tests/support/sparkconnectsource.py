@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from orbitmq.spark.pipelines.run import Run
 from orbitmq.spark.session import prepare
+from orbitmq.spark.streamprogress import ProgressListener, StreamProgress, progress
+from tests.support.sparking import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,17 +35,24 @@ def main(name_server: str, topic: str, copy: str, folder: str) -> None:
     frame.select("body").write.format("rocketmq").options(nameServer=name_server, topic=copy).mode(
         "append"
     ).save()
+    reports: list[StreamProgress] = []
+    listener = ProgressListener(reports.append)
+    spark.streams.addListener(listener)
     query = (
         spark.readStream.format("rocketmq")
         .options(**source, startingOffsets="earliest", group="connected")
         .load()
         .writeStream.format("parquet")
+        .queryName("files")
         .option("path", str(Path(folder) / "out"))
         .option("checkpointLocation", str(Path(folder) / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination(60)
+    until(lambda: sum(each.num_input_rows for each in reports) >= 500, "the rows are reported")
+    last = progress(query)
+    spark.streams.removeListener(listener)
     run = Run(spark, name_server=name_server, checkpoint=str(Path(folder) / "runs"), once=True)
 
     def both(batch: DataFrame, _number: int) -> None:
@@ -57,6 +66,8 @@ def main(name_server: str, topic: str, copy: str, folder: str) -> None:
     said = {
         "kind": type(spark).__module__,
         "rows": frame.count(),
+        "reported": sum(topic.num_input_rows or 0 for each in reports for topic in each.topics),
+        "last": None if last is None else [(each.topic, each.lag) for each in last.topics],
         **by_sql(spark, name_server, topic),
     }
     print(json.dumps(said), flush=True)

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress
     from orbitmq.spark.consuming.returns import dead_letters, retries, settle, with_retries
     from orbitmq.spark.consuming.verdicts import judged, process
+    from orbitmq.spark.streamprogress import (
+        ProgressListener,
+        StreamProgress,
+        TopicProgress,
+        measured,
+        progress,
+    )
 
 __all__ = [  # noqa: RUF022  # grouped by what they are for
     # Consumer groups
@@ -29,6 +36,12 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
     "judged",
     "settle",
     "with_retries",
+    # Progress of streams
+    "progress",
+    "measured",
+    "ProgressListener",
+    "StreamProgress",
+    "TopicProgress",
     # Messages that failed
     "dead_letters",
     "retries",
@@ -45,6 +58,11 @@ _HOMES: Final = {
     "judged": "orbitmq.spark.consuming.verdicts",
     "settle": "orbitmq.spark.consuming.returns",
     "with_retries": "orbitmq.spark.consuming.returns",
+    "progress": "orbitmq.spark.streamprogress",
+    "measured": "orbitmq.spark.streamprogress",
+    "ProgressListener": "orbitmq.spark.streamprogress",
+    "StreamProgress": "orbitmq.spark.streamprogress",
+    "TopicProgress": "orbitmq.spark.streamprogress",
     "dead_letters": "orbitmq.spark.consuming.returns",
     "retries": "orbitmq.spark.consuming.returns",
 }

@@ -8,12 +8,11 @@ console: batch, rows per second, lag, errors. Works in classic and Connect sessi
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +22,8 @@ from orbitmq.clock import Clock, SystemClock
 from orbitmq.names import is_retry_topic
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE, ConsoleLink, QueryReport
 from orbitmq.spark.consuming.progress import PipelineProgress, PipelineState, Settled
-from orbitmq.spark.options import SourceError, cause_of, from_json, is_starting
+from orbitmq.spark.options import SourceError, cause_of
+from orbitmq.spark.streamprogress import progress_of
 
 try:
     from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -38,10 +38,7 @@ if TYPE_CHECKING:
         QueryProgressEvent,
         QueryStartedEvent,
         QueryTerminatedEvent,
-        SourceProgress,
     )
-
-    from orbitmq.client.routes import Queue
 
 
 log = logging.getLogger(__name__)
@@ -156,22 +153,26 @@ class QueryReports(StreamingQueryListener):
         progress = event.progress
         if (query := self._queries.get(str(progress.id))) is None:
             return
-        found = lag_of(progress.sources)
-        topics = tuple(sorted({queue.topic for queue in found}))
-        now, rows = self._clock.monotonic(), max(0, progress.numInputRows or 0)
+        found = progress_of(progress)
+        topics = tuple(each.topic for each in found.topics)
+        now, rows = self._clock.monotonic(), found.num_input_rows
+        is_behind = any(found.queues.values())
         if query.health is not None and rows:
             query.health.batch_ended(now, rows)
         seconds = progress.durationMs.get("triggerExecution")
         self._report(
             query,
             batch=progress.batchId,
-            rows=progress.numInputRows,
-            rows_per_second=_finite(progress.processedRowsPerSecond),
-            input_rows_per_second=_finite(progress.inputRowsPerSecond),
+            rows=rows,
+            rows_per_second=found.processed_rows_per_second,
+            input_rows_per_second=found.input_rows_per_second,
             batch_seconds=None if seconds is None else seconds / 1000,
             topics=topics or query.report.topics,
-            lag={str(queue): waiting for queue, waiting in found.items()},
-            **{"state": "running" if any(found.values()) else "waiting", **query.counts(now)},
+            lag=found.queues,
+            **{
+                "state": "running" if is_behind else "waiting",
+                **query.counts(now),
+            },
         )
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
@@ -197,13 +198,6 @@ def _page_of(spark: SparkSession) -> str | None:
     context = getattr(spark, "sparkContext", None)
     url: str | None = getattr(context, "uiWebUrl", None)
     return url
-
-
-def _finite(number: float | None) -> float | None:
-    """A rate; Spark's is not a number for a batch that took no time."""
-    if number is None or number != number or number in (float("inf"), float("-inf")):
-        return None
-    return number
 
 
 # Rows that streams send back. Spark reports how many rows a batch had when it ends, and what is
@@ -266,27 +260,6 @@ class StreamHealth:
 
     def is_failing(self, now: float) -> bool:
         return self._rate.is_failing(now)
-
-
-def lag_of(sources: Iterable[SourceProgress]) -> dict[Queue, int]:
-    """Messages that waited in each queue when a batch was planned, of `rocketmq` sources."""
-    lag: dict[Queue, int] = {}
-    for source in sources:
-        reached, latest = _positions(source.endOffset), _positions(source.latestOffset)
-        for queue, at in reached.items():
-            lag[queue] = max(0, latest.get(queue, at) - at)
-    return lag
-
-
-def _positions(text: str | None) -> Mapping[Queue, int]:
-    """The positions of an offset; empty for one of another source."""
-    try:
-        offset = json.loads(text or "null")
-        if not isinstance(offset, dict) or is_starting(offset):
-            return {}
-        return from_json(offset)
-    except (ValueError, SourceError):
-        return {}
 
 
 # Whether a pipeline is failing: it looks busy, and what it handles comes back.

@@ -23,11 +23,12 @@ from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import SettingError
 from orbitmq.parsing import Duration, duration
 from orbitmq.spark.consuming.pipeline import resolve_access, source_options
-from orbitmq.spark.health import SentBackCounts, StreamHealth, lag_of
+from orbitmq.spark.health import SentBackCounts, StreamHealth
 from orbitmq.spark.internals import is_slow_start, query_of
 from orbitmq.spark.options import cause_of
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.session import LOCAL_ONLY, prepare, settings_for, start_java
+from orbitmq.spark.streamprogress import progress_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -623,15 +624,16 @@ class QueryWatch:
     def take(self, progress: StreamingQueryProgress) -> None:
         """Take one report; those of an idle stream have no rows."""
         self._seen = progress.timestamp
-        rows = max(0, progress.numInputRows or 0)
+        found = progress_of(progress)
+        rows = found.num_input_rows
         if rows or self.batch is None:
-            self.batch = progress.batchId
-            self.batch_seconds = (progress.batchDuration or 0) / 1000
-            self.rows_per_second = progress.processedRowsPerSecond if rows else None
+            self.batch = found.batch_id
+            self.batch_seconds = found.batch_duration / 1000
+            self.rows_per_second = found.processed_rows_per_second if rows else None
         self.rows += rows
         self.late += sum(each.numRowsDroppedByWatermark for each in progress.stateOperators)
-        if lag := lag_of(progress.sources):
-            self.lag = {str(queue): waiting for queue, waiting in lag.items()}
+        if found.queues:
+            self.lag = dict(found.queues)
 
 
 # The session: on this machine, on a cluster, or through Connect.
