@@ -81,7 +81,8 @@ print(stored("orders-tagged"))  # ['order-1 from-spark', 'order-2 from-spark']
 """
         ),
         Use(behind="print(stored('orders-copied'))  # ['order-1 None', 'order-2 None']"),
-        Use(behind='print(len(stored("orders-copied")))  # 4'),
+        AS_IT_IS,
+        Use(behind='print("orders_tagged" in names)  # True'),
         Use(
             behind="""
 query.processAllAvailable()
@@ -99,6 +100,7 @@ with Admin(name_server="localhost:9876") as admin:
     print("left to do:", admin.groups.progress("billing").lag)  # left to do: 0
 """,
         ),
+        AS_IT_IS,
         AS_IT_IS,
         Use(behind="print(spark.sparkContext.master[:6])  # local["),
         AS_IT_IS,

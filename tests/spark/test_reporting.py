@@ -261,6 +261,10 @@ def test_rows_that_a_query_sends_back_are_in_its_reports():
     event: Any = SimpleNamespace(id="1", runId="2", name="billing")
     progress: Any = SimpleNamespace(
         id="1",
+        runId="2",
+        name="billing",
+        timestamp="2026-11-18T09:00:00.000Z",
+        batchDuration=0,
         batchId=0,
         numInputRows=15,
         durationMs={},

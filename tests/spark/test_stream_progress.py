@@ -75,6 +75,7 @@ def test_each_topic_has_its_rows_bytes_lag_and_rates(spark, cluster, tmp_path, r
     )
 
     last = progress(query)
+    assert last is not None
     assert (last.name, last.run_id) == ("counted", str(query.runId))
     shown = json.loads(last.json)
     assert shown["runId"] == str(query.runId)
@@ -125,7 +126,9 @@ def test_streams_of_other_sources_are_not_reported(spark, tmp_path, reports):
     )
     try:
         until(lambda: query.lastProgress is not None, "a batch has ended")
-        assert progress(query).topics == ()
+        last = progress(query)
+        assert last is not None
+        assert last.topics == ()
     finally:
         query.stop()
     assert reports == []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         measured,
         progress,
     )
+    from orbitmq.spark.tables import register_tables
 
 __all__ = [  # noqa: RUF022  # grouped by what they are for
     # Consumer groups
@@ -36,6 +37,8 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
     "judged",
     "settle",
     "with_retries",
+    # Topics as tables
+    "register_tables",
     # Progress of streams
     "progress",
     "measured",
@@ -58,6 +61,7 @@ _HOMES: Final = {
     "judged": "orbitmq.spark.consuming.verdicts",
     "settle": "orbitmq.spark.consuming.returns",
     "with_retries": "orbitmq.spark.consuming.returns",
+    "register_tables": "orbitmq.spark.tables",
     "progress": "orbitmq.spark.streamprogress",
     "measured": "orbitmq.spark.streamprogress",
     "ProgressListener": "orbitmq.spark.streamprogress",

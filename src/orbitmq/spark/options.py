@@ -1141,9 +1141,9 @@ class OptionsNotPassed(SourceError):
     """Spark does not pass a table the options that it was created with."""
 
     REMEDY = (
-        "Spark passes a table that was made by CREATE TABLE none of its OPTIONS; say CREATE "
-        "TEMPORARY VIEW name USING rocketmq OPTIONS (...) instead, or in Python spark.read"
-        '.format("rocketmq").options(...).load().createOrReplaceTempView("name")'
+        "Spark passes a table that declares columns none of its OPTIONS; say CREATE TABLE name "
+        "USING rocketmq OPTIONS (nameServer '...', topic '...') without columns, or with columns "
+        "CREATE TEMPORARY VIEW"
     )
 
     def __init__(self, problem: str | None = None) -> None:

@@ -48,45 +48,49 @@ class RocketMQSource(DataSource):
 
     @cause_first()
     def schema(self) -> StructType | str:
-        from orbitmq.spark.options import (  # noqa: PLC0415
-            OptionsNotPassed,
-            body_options,
-            include_properties,
-        )
+        from orbitmq.spark.options import body_options, include_properties  # noqa: PLC0415
+        from orbitmq.spark.tables import options_of_new_table, with_options  # noqa: PLC0415
 
-        if "provider" in self.options:
-            # CREATE TABLE asks for the columns, and is the only call that has its options.
-            raise OptionsNotPassed
-        body = body_options(self.options)
-        has_properties = include_properties(self.options)
-        if body is None:
-            return full_schema(include_properties=has_properties)
-        return schema_with_value(body, include_properties=has_properties)
+        of_table = options_of_new_table(self.options)
+        options = self.options if of_table is None else of_table
+        body, has_properties = body_options(options), include_properties(options)
+        columns: StructType | str = full_schema(include_properties=has_properties)
+        if body is not None:
+            columns = schema_with_value(body, include_properties=has_properties)
+        return columns if of_table is None else with_options(columns, of_table)
 
     @cause_first()
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         from orbitmq.spark.options import batch_options  # noqa: PLC0415
         from orbitmq.spark.readers import RocketMQBatchReader  # noqa: PLC0415
+        from orbitmq.spark.tables import FOR_BATCHES, options_for  # noqa: PLC0415
 
-        with _tables_explained(self.options):
-            return RocketMQBatchReader(batch_options(self.options), schema)
+        options = options_for(schema, self.options, FOR_BATCHES)
+        with _tables_explained(options):
+            return RocketMQBatchReader(batch_options(options), schema)
 
     @cause_first()
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         from orbitmq.spark.options import stream_options  # noqa: PLC0415
         from orbitmq.spark.readers import stream_reader  # noqa: PLC0415
+        from orbitmq.spark.tables import FOR_STREAMS, options_for  # noqa: PLC0415
 
-        return stream_reader(stream_options(self.options), schema)
+        options = options_for(schema, self.options, FOR_STREAMS)
+        with _tables_explained(options):
+            return stream_reader(stream_options(options), schema)
 
     @cause_first()
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         from orbitmq.spark.internals import connections_to  # noqa: PLC0415
         from orbitmq.spark.options import write_options  # noqa: PLC0415
+        from orbitmq.spark.tables import FOR_WRITES, options_for  # noqa: PLC0415
         from orbitmq.spark.write import RocketMQWriter, check_topic  # noqa: PLC0415
 
-        with _tables_explained(self.options):
-            options = write_options(self.options)
+        given = options_for(schema, self.options, FOR_WRITES)
+        with _tables_explained(given):
+            options = write_options(given)
             writer = RocketMQWriter(options, schema, overwrite=overwrite)
+        writer.is_of_table = given is not self.options
         # On the driver: otherwise every task would report a wrong address, several times.
         connections_to(options.access).check_reachable()
         check_topic(options)
@@ -97,17 +101,20 @@ class RocketMQSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> TopicStreamWriter:
         from orbitmq.spark.options import write_options  # noqa: PLC0415
+        from orbitmq.spark.tables import FOR_WRITES, options_for  # noqa: PLC0415
         from orbitmq.spark.write import check_topic, stream_writer  # noqa: PLC0415
 
-        options = write_options(self.options)
+        given = options_for(schema, self.options, FOR_WRITES)
+        options = write_options(given)
         writer = stream_writer(options, schema, overwrite=overwrite)
+        writer.is_of_table = given is not self.options
         check_topic(options)
         return writer
 
 
 @contextmanager
 def _tables_explained(options: Mapping[str, str]) -> Iterator[None]:
-    """Explains an error of a query without any option: it may be on a table that has some."""
+    """Explains an error of a query without any option: its table may have lost some."""
     from orbitmq.spark.options import OptionsNotPassed, SourceError  # noqa: PLC0415
 
     try:

@@ -108,6 +108,9 @@ def check_topic(options: WriteOptions) -> None:
 class TopicWriter:
     """The base of writers for batches and streams."""
 
+    #: Whether the options are those of a table.
+    is_of_table = False
+
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise SourceError(
@@ -126,6 +129,10 @@ class TopicWriter:
     @cause_first()
     def write(self, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
         exit_quietly()
+        if self.is_of_table:
+            from orbitmq.spark.tables import rows_for_table  # noqa: PLC0415  # for tables alone
+
+            batches = rows_for_table(batches)
         return write_partition(batches, self._options, self._origin())
 
     def _origin(self) -> Origin:
