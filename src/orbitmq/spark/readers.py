@@ -2,7 +2,8 @@
 
 Spark makes a reader several times: one instance plans and lives as long as the query, others are
 pickled into tasks, where they only read. So what tasks need is set when a reader is made, and what
-the driver needs when Spark first asks for it.
+the driver needs when Spark first asks for it. Modules for planning are loaded by the instance that
+plans: tasks, and the process that prepares a query, need none of them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.connections import QueueRange
-from orbitmq.client.routes import Queue
 from orbitmq.spark.internals import (
     cause_first,
     exit_quietly,
@@ -27,21 +26,16 @@ from orbitmq.spark.internals import (
     stop_quietly,
 )
 from orbitmq.spark.options import BatchOptions, OptionRefused, StreamOptions, queue_name
-from orbitmq.spark.plan import (
-    available,
-    clamp_to_bounds,
-    partition,
-    resolve,
-    subscribed_queues,
-)
 from orbitmq.spark.source import check_schema
-from orbitmq.spark.stream import StreamDriver
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from orbitmq.client.ranges.cluster import RangeCluster
+    from orbitmq.client.routes import Queue
     from orbitmq.spark.options import Json
+    from orbitmq.spark.stream import StreamDriver
 
 
 Options = TypeVar("Options", bound=BatchOptions | StreamOptions)
@@ -81,6 +75,9 @@ class RocketMQBatchReader(RangeReader[BatchOptions], DataSourceReader):
 
     @cause_first()
     def partitions(self) -> list[InputPartition]:
+        from orbitmq.client.ranges.cluster import RangeCluster  # noqa: PLC0415  # the driver only
+        from orbitmq.spark.plan import partition  # noqa: PLC0415
+
         read = self._options.read
         with RangeCluster(
             read.access, read.group, retries=read.offset_retries, pause=read.offset_pause
@@ -91,6 +88,13 @@ class RocketMQBatchReader(RangeReader[BatchOptions], DataSourceReader):
         return [RangePartition(part) for part in parts]
 
     def _ranges(self, cluster: RangeCluster) -> list[QueueRange]:
+        from orbitmq.spark.plan import (  # noqa: PLC0415  # the driver only
+            available,
+            clamp_to_bounds,
+            resolve,
+            subscribed_queues,
+        )
+
         options, read = self._options, self._options.read
         queues = self._restricted(subscribed_queues(cluster, read.subscription).or_raise())
         starts = resolve(read.start, queues, cluster)
@@ -165,6 +169,8 @@ class StreamReader(RangeReader[StreamOptions], DataSourceStreamReader):
 
     def _running(self) -> StreamDriver:
         if self._driver is None:
+            from orbitmq.spark.stream import StreamDriver  # noqa: PLC0415  # the driver only
+
             driver = StreamDriver(self._options)
             driver.start()
             self._driver = driver

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from orbitmq.client.engine import ProcessCheck
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, refused_by
 from orbitmq.client.routes import MASTER, Queue, TopicRoute, route_of
 from orbitmq.client.settings import ClientSettings
@@ -129,6 +128,8 @@ class RangeConnections:
     """
 
     def __init__(self, access: RangeAccess, *, clock: Clock | None = None) -> None:
+        from orbitmq.client.engine import ProcessCheck  # noqa: PLC0415  # options need no engine
+
         self.access = access
         self._monotonic = (clock or SystemClock()).monotonic
         self._check_process = ProcessCheck("a connection to a broker")
