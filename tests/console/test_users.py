@@ -238,7 +238,7 @@ async def test_a_wrong_user_or_password_is_refused_with_the_same_words(crew, use
     ids=["password", "role", "removed", "no file", "a broken file"],
 )
 async def test_a_change_of_the_file_ends_the_sessions_and_streams_of_the_user(
-    crew, change, monkeypatch
+    crew, change, monkeypatch, caplog
 ):
     monkeypatch.setattr(http, "SILENCE", 0.05)
     browser, other = await crew.browser("olga"), await crew.browser("ada")
@@ -254,7 +254,9 @@ async def test_a_change_of_the_file_ends_the_sessions_and_streams_of_the_user(
         await other.get("/topics")
     else:
         told = await browser.post("/login", {"user": "ada", "password": PASSWORD}, 503)
-        assert str(crew.users.file) in told["error"]
+        assert "the console's log says why" in told["error"]
+        assert str(crew.users.file) not in told["error"]
+        assert str(crew.users.file) in caplog.text
 
 
 async def test_a_user_who_is_added_while_the_console_runs_may_log_in(crew):

@@ -206,10 +206,11 @@ class UsersUnusable(ConsoleError):
 
     status: ClassVar[int] = 503
 
-    def __init__(self, file: Path, reason: object) -> None:
+    def __init__(self, file: Path | None, reason: object) -> None:
         if isinstance(reason, FileNotFoundError):
             reason = f"it is not there; make it with: orbitmq user add NAME --users {file}"
-        super().__init__(f"the file of users {file} cannot be used: {reason}")
+        name = "" if file is None else f" {file}"
+        super().__init__(f"the file of users{name} cannot be used: {reason}")
 
 
 class ProviderAway(ConsoleError):

@@ -19,7 +19,7 @@ from orbitmq import __version__
 from orbitmq.console.http import answer, cookie_name, pick, read_body
 from orbitmq.console.logins import Session
 from orbitmq.console.roles import RULES, Right, Role
-from orbitmq.console.settings import OIDC_PATIENCE, BadInput, ConsoleError, NotThere
+from orbitmq.console.settings import OIDC_PATIENCE, BadInput, ConsoleError, NotThere, UsersUnusable
 from orbitmq.console.state import (
     ConsoleState,
     actor_of,
@@ -88,7 +88,12 @@ async def log_in(request: Request) -> Response:
     """Begin a session with the `password`, of a `user` if there are any; sets a cookie."""
     state = state_of(request)
     given = await read_body(request, LoginRequest, largest=_LARGEST)
-    token = await state.logins.log_in(given.password, address_of(request), given.user)
+    try:
+        token = await state.logins.log_in(given.password, address_of(request), given.user)
+    except UsersUnusable as error:
+        # Where the file is concerns nobody who is not logged in.
+        log.warning("nobody can log in: %s", error)
+        raise UsersUnusable(None, "the console's log says why") from error
     response = answer(me_content(state, state.logins.session(token)))
     set_session(request, response, token)
     return response
