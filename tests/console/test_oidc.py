@@ -19,6 +19,8 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consoles import Answer, Browser, console_of
 from tests.support.oidc import CLIENT, SECRET, OidcProvider, new_key
 
+pytestmark = pytest.mark.feature("W6")
+
 ROLES = {"sre": Role.ADMIN, "shop": Role.OPERATOR, "everybody": Role.READER}
 
 

@@ -22,6 +22,8 @@ from tests.console.test_access import HandClock, changes
 from tests.support.consoles import DEADLINE, Browser, console_of
 from tests.support.consuming import until
 
+pytestmark = pytest.mark.feature("W6")
+
 PASSWORD = "correct horse battery"  # noqa: S105
 PEOPLE = {"ada": Role.ADMIN, "olga": Role.OPERATOR, "rob": Role.READER}
 DOCS = Path(__file__).parents[2] / "docs" / "console.md"
