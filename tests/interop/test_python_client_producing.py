@@ -218,7 +218,7 @@ async def test_a_key_means_the_same_queue_in_both_languages(beside):
     java = {key: line["queueId"] for key, line in zip(KEYS, of_java, strict=True)}
     python = {key: sent.queue.id for key, sent in zip(KEYS, ours, strict=True)}
     assert [python[key] for key in texts] == [java[key] for key in texts]
-    assert len({java[key] for key in texts}) > 3
+    assert len({java[key] for key in texts}) > 2
 
 
 @pytest.mark.parametrize("level", [1, 3])
