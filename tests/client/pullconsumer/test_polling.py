@@ -123,7 +123,7 @@ async def test_tags_and_conditions_choose_messages(cluster, sender):
 
 
 async def test_fetching_ahead_is_bounded(cluster, sender):
-    await send(sender, 200)
+    await send(sender, 600)
     few = polling(max_cached_messages=20)
 
     async with consumer(cluster, polling=few) as reader:
@@ -131,8 +131,8 @@ async def test_fetching_ahead_is_bounded(cluster, sender):
         await until(lambda: reader.statistics().delays, DEADLINE)
         cached = await reader.poll(0)
 
-        assert 20 <= len(cached) < 20 + 32
-        assert len(await poll_count(reader, 200 - len(cached))) == 200 - len(cached)
+        assert 20 <= len(cached) < 20 + 256
+        assert len(await poll_count(reader, 600 - len(cached))) == 600 - len(cached)
 
 
 async def test_two_polls_at_a_time_are_refused(cluster):
