@@ -57,10 +57,14 @@ async def choose(page, decoder, status=200):
     ("decoder", "body", "shown"),
     [
         ({}, b'{"a":1}', {"a": 1}),
-        ({}, gzip.compress(b'{"a":1}'), {"a": 1}),
+        ({}, gzip.compress(b'{"a":1}', mtime=0), {"a": 1}),
         ({"format": "json", "skip": 2}, b'\x00\x01{"a":1}', {"a": 1}),
         ({"format": "msgpack"}, msgspec.msgpack.encode({"a": [1, b"\x00"]}), {"a": [1, "AA=="]}),
-        ({"format": "msgpack"}, gzip.compress(msgspec.msgpack.encode({1: True})), {"1": True}),
+        (
+            {"format": "msgpack"},
+            gzip.compress(msgspec.msgpack.encode({1: True}), mtime=0),
+            {"1": True},
+        ),
         (
             {"format": "avro", "schema": json.dumps(SCHEMA)},
             avro({"order": 7, "cents": 1500}),
@@ -277,7 +281,7 @@ async def test_masked_fields_are_stars_wherever_a_body_is_shown(desk, masked):
         (b"\x00\x81\xa5email", True),
         (b"page=3", False),
         (b"[1, 2]", False),
-        (gzip.compress(b'{"email": "eva@example.org"}'), True),
+        (gzip.compress(b'{"email": "eva@example.org"}', mtime=0), True),
     ],
 )
 async def test_a_body_without_fields_is_hidden_when_it_may_have_masked_ones(
