@@ -68,6 +68,11 @@ ASKED: Mapping[str, tuple[str, int | None]] = {
     "context show": ("laptop", 1),
     "context use": ("laptop", 1),
     "context remove": ("laptop", 1),
+    "user add": ("ada --users {folder}/users --password-file {folder}/password", 1),
+    "user list": ("--users {folder}/users", 1),
+    "user role": ("ada operator --users {folder}/users", 1),
+    "user password": ("ada --users {folder}/users --password-file {folder}/password", 1),
+    "user remove": ("ada --users {folder}/users", 1),
     "config show": ("broker.store", None),
     "pipeline list": ("", None),
     "pipeline show": ("archive", 1),
@@ -107,6 +112,8 @@ def shop(cluster, cli, tmp_path_factory):
         if message.body != b"fine":
             raise ValueError("no money left")
 
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "password").write_text("correct horse battery")
     consumer = consumer_of(cluster, "billing", "orders", handle, max_retries=0)
     with consumer, pipelines(cluster) as console:
         cluster.until_consumed("billing", "orders")
@@ -115,7 +122,7 @@ def shop(cluster, cli, tmp_path_factory):
                 "id": sent.msg_id,
                 "queue": f"{sent.queue.broker}:{sent.queue.id}",
                 "offset": str(sent.queue_offset),
-                "folder": str(tmp_path_factory.mktemp("files")),
+                "folder": str(folder),
                 "console": console,
                 "name_server": cluster.name_server,
             }
@@ -156,7 +163,11 @@ def test_a_command_prints_the_objects_that_it_documents(cli, shop, name):
 
 @pytest.mark.parametrize(
     "name",
-    [each for each in ASKED if each.split()[0] not in ("config", "context", "pipeline", "doctor")],
+    [
+        each
+        for each in ASKED
+        if each.split()[0] not in ("config", "context", "user", "pipeline", "doctor")
+    ],
 )
 def test_without_a_name_server_a_command_fails_with_one_sentence(nursery, name):
     words, _ = ASKED[name]

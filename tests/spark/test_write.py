@@ -214,35 +214,3 @@ def test_a_temporary_view_of_sql_reads_a_topic_and_takes_rows(spark, cluster, to
     found = spark.sql("SELECT CAST(body AS STRING) AS body, tags FROM incoming").collect()
 
     assert sorted(map(tuple, found)) == [("one", "a"), ("two", "b")]
-
-
-VIEW_INSTEAD = "say CREATE TEMPORARY VIEW name USING rocketmq OPTIONS"
-
-
-@pytest.mark.parametrize(
-    ("columns", "used"),
-    [
-        ("", ""),
-        ("", "AS SELECT 'x' AS body"),
-        ("(body BINARY)", "SELECT * FROM {name}"),
-        ("(body STRING)", "INSERT INTO {name} VALUES ('x')"),
-    ],
-    ids=["create", "create as select", "select", "insert"],
-)
-def test_a_table_of_sql_gets_no_options_and_says_what_to_do_instead(
-    spark, cluster, topic, columns, used
-):
-    """Spark keeps them for itself. With columns of its own, it does not even ask the source."""
-    name = "".join(letter if letter.isalnum() else "_" for letter in topic)
-    options = f"nameServer '{cluster.name_server}', subscribe '{topic}'"
-    create = f"CREATE TABLE {name} {columns} USING rocketmq OPTIONS ({options})"
-    try:
-        if columns:
-            spark.sql(create)
-            with pytest.raises(AnalysisException, match=VIEW_INSTEAD):
-                spark.sql(used.format(name=name)).collect()
-        else:
-            with pytest.raises(AnalysisException, match=VIEW_INSTEAD):
-                spark.sql(f"{create} {used}")
-    finally:
-        spark.sql(f"DROP TABLE IF EXISTS {name}")
