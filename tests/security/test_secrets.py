@@ -126,6 +126,8 @@ QUERIES = {
 }
 #: They go on for as long as somebody listens.
 STREAMS = {"/events", "/messages/tail"}
+#: Only admins may ask, who log in with a name.
+OF_ADMINS = {"/access"}
 
 
 async def test_no_page_and_no_address_of_the_console_has_a_secret(caplog):
@@ -187,7 +189,7 @@ def addresses(names: Mapping[str, str]) -> list[str]:
     asked = [
         f"{app.PREFIX}{route.path}?{QUERIES.get(route.path, '')}"
         for route in app.ROUTES
-        if "GET" in (route.methods or ()) and route.path not in STREAMS
+        if "GET" in (route.methods or ()) and route.path not in {*STREAMS, *OF_ADMINS}
     ]
     return [filled(path) for path in (*VIEWS, *asked)]
 
