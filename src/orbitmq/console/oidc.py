@@ -54,7 +54,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A login that somebody finishes at the provider."""
+    """A login that a user finishes at the provider."""
 
     browser: str
     nonce: str
@@ -75,7 +75,7 @@ class Provider:
         self._lock = asyncio.Lock()
 
     async def begin(self, browser: str, redirect: str) -> str:
-        """The provider's address to send somebody to; `browser` is a secret of the browser."""
+        """Where to send the browser: to the provider. `browser` is a secret of the browser."""
         about = await self._discovered()
         now = self._clock.monotonic()
         self._begun = {key: each for key, each in self._begun.items() if each.until > now}

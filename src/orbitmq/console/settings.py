@@ -22,7 +22,7 @@ from orbitmq.errors import OrbitError, SettingError, install_command
 TIMEOUT = 5.0
 #: Shorter passwords are guessed, whatever the limit on attempts.
 SHORTEST_PASSWORD = 8
-#: Seconds that somebody may take at the identity provider.
+#: Seconds that a user may take at the identity provider.
 OIDC_PATIENCE = 600.0
 
 

@@ -108,7 +108,7 @@ class SendResults(Sequence[SendResult]):
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(self._count))]
         result = self._stored(range(self._count)[place])
-        assert result is not None  # noqa: S101  # whoever has this object has all
+        assert result is not None  # noqa: S101  # a caller only gets complete results
         return result
 
     def entries(self) -> list[SendResult | None]:

@@ -358,9 +358,10 @@ _FINISHED: Final = "FINISHED"
 class SendFuture(concurrent.futures.Future[SendResult]):
     """The outcome of a submitted message, of which many thousands are made in a second.
 
-    A condition makes most of the cost of such a future, and few futures need one: most have their
-    outcome when somebody looks. So the first one that asks before makes it. No lock is needed: he
-    claims the future before he looks at its state, and an outcome is there before it claims it.
+    The condition is most of the cost of such a future, and few futures need one: most have their
+    outcome before a thread asks for it. The first thread that asks earlier creates it. No lock is
+    needed: this thread claims the future before it reads the state, and the event loop stores the
+    outcome before it reads the claim.
     """
 
     _state: str = _RUNNING
@@ -377,7 +378,7 @@ class SendFuture(concurrent.futures.Future[SendResult]):
         values = self.__dict__
         values.setdefault("_waiters", [])
         values.setdefault("_done_callbacks", [])
-        # First the claim: whoever finds the condition, also after an interrupt, has claimed it.
+        # First the claim: a thread that finds the condition has claimed, even if interrupted.
         values.setdefault("_claim", _RUNNING)
         values.setdefault("_condition", threading.Condition())
         return values[name]

@@ -91,7 +91,7 @@ async def log_in(request: Request) -> Response:
     try:
         token = await state.logins.log_in(given.password, address_of(request), given.user)
     except UsersUnusable as error:
-        # Where the file is concerns nobody who is not logged in.
+        # Users that are not logged in must not learn the path of the file.
         log.warning("nobody can log in: %s", error)
         raise UsersUnusable(None, "the console's log says why") from error
     response = answer(me_content(state, state.logins.session(token)))
@@ -151,7 +151,7 @@ async def begin_oidc(request: Request) -> Response:
 
 
 async def finish_oidc(request: Request) -> Response:
-    """Begin the session of somebody who comes from the identity provider."""
+    """Begin the session of a user that the identity provider has authenticated."""
     state = state_of(request)
     secret = request.cookies.get(f"{_cookie(request)}_oidc")
     provider = _provider(request)

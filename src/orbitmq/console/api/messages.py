@@ -529,7 +529,7 @@ async def decoder(request: Request) -> Response:
 
 
 async def choose_decoder(request: Request) -> Response:
-    """Read the bodies of a topic so from now on, for everybody who looks at this console."""
+    """Decode the bodies of a topic this way from now on, for all users of this console."""
     state, topic = state_of(request), request.path_params["topic"]
     chosen = await read_body(request, Decoder)
     check_right(request, Right.DECODERS)

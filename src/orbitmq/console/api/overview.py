@@ -235,7 +235,7 @@ async def topology(request: Request) -> Response:
             topic.name not in piped, -topic.in_rate, -sum(topic.groups.values()), topic.name
         )
     )  # fmt: skip
-    # What nobody writes to and nobody waits in is folded, unless it is asked for.
+    # Topics without writes and without lag are folded, unless they are asked for.
     idle = 0
     if not wanted and not text_param(request, "idle"):
         busy = [topic for topic in own if _is_busy(topic, piped)]
