@@ -138,7 +138,7 @@ def test_changes_are_written_down_with_their_outcome_and_without_secrets(cli, tm
     ]
     assert made["problem"] is None
     assert made["user"]
-    assert "is there already" in again["problem"]
+    assert "exists" in again["problem"]
     assert deleted["command"][2] == "delete"
     assert "hunter2" not in file.read_text()
     unwritten = cli.run("group", "create", "g", "--audit", str(tmp_path / "no" / "file"))

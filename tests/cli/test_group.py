@@ -104,7 +104,7 @@ def test_a_group_is_made_configured_paused_resumed_and_deleted(cli):
     assert [each["broker"] for each in made["settings"]] == ["broker-a", "broker-b"]
     assert {each["max_retries"] for each in made["settings"]} == {3}
     assert {each["consume_timeout_seconds"] for each in made["settings"]} == {1800.0}
-    assert "is there already" in cli.refusal("group", "create", "life", code=1)
+    assert "exists" in cli.refusal("group", "create", "life", code=1)
     assert cli.record("group", "create", "life", "--if-missing")["result"] == "left"
 
     changed = cli.record("group", "update", "life", "--max-retries", "5", "--broker", "broker-b")
@@ -162,10 +162,10 @@ def test_a_group_is_given_to_another_broker_as_it_is_where_it_was_but_for_what_i
     again = cli.record("group", "create", "grown", "--if-missing")
 
     assert refused == (
-        "group 'grown' is there already on broker-a; to have it on broker-b as well: orbitmq group "
+        "group 'grown' exists on broker-a; to have it on broker-b as well: orbitmq group "
         "create grown --broker broker-b"
     )
-    assert there.startswith("group 'grown' is there already; change it with")
+    assert there.startswith("group 'grown' exists; change it with")
     assert planned["remark"] == "max retries 3, retry queues 2, in order, on broker-b"
     assert made["result"] == "created"
     before, after = again["settings"]

@@ -158,7 +158,7 @@ def test_a_topic_is_given_to_another_broker_as_well(cli):
     again = cli.record("topic", "create", "grown", "--if-missing")
 
     assert refused == (
-        "topic 'grown' is there already on broker-a; to have it on broker-b as well: orbitmq topic "
+        "topic 'grown' exists on broker-a; to have it on broker-b as well: orbitmq topic "
         "create grown --broker broker-b"
     )
     assert not_there == (

@@ -38,35 +38,31 @@ class Word:
 #: In the order of the help.
 WORDS: Mapping[str, Word] = {
     "up": Word(
-        "orbitmq.cli.servers", "Start a name server and brokers, all that a laptop needs.", True
+        "orbitmq.cli.servers",
+        "Start a name server and brokers, for development on one machine.",
+        True,
     ),
     "broker": Word("orbitmq.cli.servers", "Start one broker.", True),
     "namesrv": Word("orbitmq.cli.servers", "Start a name server.", True),
-    "config": Word("orbitmq.cli.servers", "Look at the settings.", True),
-    "cluster": Word("orbitmq.cli.cluster", "Look at brokers and name servers."),
-    "topic": Word("orbitmq.cli.topics", "List, make, change and delete topics."),
-    "group": Word("orbitmq.cli.groups", "Look at consumer groups, and move their progress."),
-    "message": Word("orbitmq.cli.messages", "Find messages and what became of them."),
-    "dlq": Word("orbitmq.cli.deadletters", "Look at dead letters, and send them again."),
+    "config": Word("orbitmq.cli.servers", "Show the settings in force.", True),
+    "cluster": Word("orbitmq.cli.cluster", "Show brokers and name servers."),
+    "topic": Word("orbitmq.cli.topics", "List, create, change and delete topics."),
+    "group": Word("orbitmq.cli.groups", "Inspect consumer groups and move their progress."),
+    "message": Word("orbitmq.cli.messages", "Find messages and track their consumption."),
+    "dlq": Word("orbitmq.cli.deadletters", "Inspect, export and resend dead letters."),
     "produce": Word("orbitmq.cli.produce", "Send messages.", True),
-    "consume": Word("orbitmq.cli.consume", "Print messages as they come.", True),
-    "pipeline": Word(
-        "orbitmq.cli.pipeline", "Run Spark pipelines: ready ones, and those of your files."
-    ),
-    "bench": Word(
-        "orbitmq.cli.bench", "Measure what a cluster does: sending, consuming, and both."
-    ),
-    "top": Word("orbitmq.cli.top", "Watch lag, rates and owners, live.", True),
+    "consume": Word("orbitmq.cli.consume", "Print messages as they arrive.", True),
+    "pipeline": Word("orbitmq.cli.pipeline", "Run Spark pipelines, built-in ones and your own."),
+    "bench": Word("orbitmq.cli.bench", "Measure sending, consuming and end-to-end latency."),
+    "top": Word("orbitmq.cli.top", "Watch lag, rates and queue owners, live.", True),
     "console": Word("orbitmq.cli.console", "Start the web console.", True, extra="console"),
     "user": Word("orbitmq.cli.users", "Manage who may log in to the console.", extra="console"),
     "context": Word("orbitmq.cli.context", "Manage named clusters."),
-    "doctor": Word(
-        "orbitmq.cli.doctor", "Find the usual mistakes, and say what to do about them.", True
-    ),
+    "doctor": Word("orbitmq.cli.doctor", "Find common mistakes and suggest remedies.", True),
 }
 
 
-#: Words of other tools for our commands.
+#: Command names of other tools, and ours.
 _MEANT: Mapping[str, str] = {
     "add": "create",
     "current": "show",
@@ -103,7 +99,7 @@ _MEANT: Mapping[str, str] = {
 
 
 class Group(TyperGroup):
-    """A group of commands, which answers the words of other tools."""
+    """A group of commands. A word of another tool gets a suggestion."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
@@ -118,9 +114,9 @@ class Group(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command, which understands former names of its flags."""
+    """A command. Former names of its flags still work."""
 
-    #: What to write instead of a former flag.
+    #: Former flags, each with its replacement.
     former: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
@@ -166,12 +162,12 @@ def _present(args: Sequence[str], former: Mapping[str, str]) -> Iterable[str]:
 
 
 def _bare(usage: str) -> str:
-    """An argument of the usage line without the signs that Typer adds to its own name for it."""
+    """An argument in the usage line, without the brackets and braces that Typer adds."""
     return re.sub(r"^(?:\{(.*)\}|\[(\[.*)\])(\.\.\.)?$", r"\1\2", usage)
 
 
 def tidy(params: list[Any]) -> list[Any]:
-    """Parameters whose help names values as people do: no `<bool>`, `<str>` or `<int range>`."""
+    """Replace Typer's names of values, such as `<str>` and `<int range>`, by plain ones."""
     for each in params:
         if each.param_type_name == "argument":
             each.display_type_rich = lambda ctx: None
@@ -205,7 +201,7 @@ class LazyGroup(Group):
         return load(cmd_name) if cmd_name in WORDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        # Typer searches here for similar names.
+        # Typer searches `commands` for similar names.
         self.commands = {**_listed(), **self.commands}
         return super().resolve_command(ctx, args)
 
@@ -217,7 +213,7 @@ class LazyGroup(Group):
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        # The list needs no imports.
+        # Listing the subcommands must not import them.
         listing = _Listing(
             name=self.name,
             commands=_listed(),
@@ -229,7 +225,7 @@ class LazyGroup(Group):
 
 
 class _Listing(TyperGroup):
-    """The subcommands without their implementation."""
+    """Lists the subcommands without importing them."""
 
     def get_params(self, ctx: Any) -> Any:
         return tidy(super().get_params(ctx))
@@ -270,7 +266,7 @@ def _print_version(wanted: bool) -> None:
 
 app = typer.Typer(
     cls=LazyGroup,
-    help="RocketMQ-compatible messaging: brokers, name servers and what is in them.",
+    help="RocketMQ-compatible messaging: run brokers, use and administer them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -287,13 +283,13 @@ def orbitmq(
         ),
     ] = False,
 ) -> None:
-    """RocketMQ-compatible messaging: brokers, name servers and what is in them."""
+    """RocketMQ-compatible messaging: run brokers, use and administer them."""
 
 
 #: The values that are allowed, by the type of pydantic's error.
 _ALLOWED: Mapping[str, str] = {
     "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number that is not so large",
+    "int_parsing_size": "a smaller whole number",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
     "float_parsing": "a number",

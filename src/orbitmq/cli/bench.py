@@ -495,22 +495,23 @@ def brief(seconds: float | None) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else duration(seconds)
 
 
-app = section("Measure what a cluster does: sending, consuming, and both.")
+app = section("Measure sending, consuming and end-to-end latency.")
 
 Topic: TypeAlias = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="The topic to use; made if it is not there.")
+    str, typer.Argument(metavar="TOPIC", help="The topic; created if it does not exist.")
 ]
 Size: TypeAlias = Annotated[
-    int, typer.Option("--size", "-s", min=1, max=4_000_000, help="Bytes of a body.")
+    int, typer.Option("--size", "-s", min=1, max=4_000_000, help="The size of a body in bytes.")
 ]
 Rate: TypeAlias = Annotated[
-    float | None, typer.Option("--rate", "-r", help="Messages per second; as many as go else.")
+    float | None,
+    typer.Option("--rate", "-r", help="Messages per second; by default as many as possible."),
 ]
 InFlight: TypeAlias = Annotated[
-    int, typer.Option("--in-flight", min=1, help="Messages in flight, at most.")
+    int, typer.Option("--in-flight", min=1, help="The maximum number of messages in flight.")
 ]
 Batch: TypeAlias = Annotated[
-    int, typer.Option("--batch", min=1, max=10_000, help="Messages of one request.")
+    int, typer.Option("--batch", min=1, max=10_000, help="Messages per request.")
 ]
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 
@@ -522,21 +523,26 @@ class Measuring:
     number: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-l", min=1, help="How many messages; without it and --timeout 10s of them."
+            "--limit",
+            "-l",
+            min=1,
+            help="The number of messages; without it and --timeout the run takes 10 s.",
         ),
     ] = None
     queues: Annotated[
-        int, typer.Option("--queues", min=1, help="Of a topic that is made, on each broker.")
+        int, typer.Option("--queues", min=1, help="Queues per broker, if the topic is created.")
     ] = 8
     embedded: Annotated[
         bool,
         typer.Option(
-            "--embedded", help="Measure a new broker on this machine, deleted at the end."
+            "--embedded", help="Start a broker on this machine, measure it and delete it."
         ),
     ] = False
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw rate and times, as .svg, .png or .pdf."),
+        typer.Option(
+            "--plot", metavar="FILE", help="Plot rates and latencies to a .svg, .png or .pdf file."
+        ),
     ] = None
 
     def check(self) -> None:
@@ -572,7 +578,7 @@ async def bench_produce(
         bool, typer.Option("--compress", help="Compress bodies of 4 KiB and more.")
     ] = False,
 ) -> None:
-    """Send messages and measure rate and latency of the acknowledgements."""
+    """Send messages; measure the rate and the latency of acknowledgements."""
     if size * batch > MAX_BATCH_BYTES:
         raise Misused(f"--size times --batch must be below {MAX_BATCH_BYTES:,} bytes")
     load = _load(session, topic, measuring, size, rate, in_flight, batch, compress=compress)
@@ -595,7 +601,7 @@ async def bench_consume(
     topic: Topic,
     measuring: Measuring,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Begin at the end, and go on with what comes.")
+        bool, typer.Option("--follow", help="Start at the end and wait for new messages.")
     ] = False,
 ) -> None:
     """Read a topic from its first message and measure the rate and the age of messages.
@@ -603,7 +609,9 @@ async def bench_consume(
     Uses no group and changes no progress.
     """
     if measuring.embedded:
-        raise Misused("--embedded has nothing to consume; use: orbitmq bench end-to-end --embedded")
+        raise Misused(
+            "a new broker has nothing to consume; use: orbitmq bench end-to-end --embedded"
+        )
     load = _load(session, topic, measuring, 1, None, 1, 1)
 
     async def work(engine: Engine, load: Load, meter: RateMeter, stopping: asyncio.Event) -> None:
@@ -633,7 +641,7 @@ async def bench_end_to_end(
     in_flight: InFlight = 256,
     batch: Batch = 1,
 ) -> None:
-    """Send and receive, and measure the time from sending to receiving."""
+    """Send and receive messages; measure the time from sending to receiving."""
     if size < LEAST_STAMPED:
         raise Misused(f"--size must be {LEAST_STAMPED} or more here: bodies carry their time")
     if size * batch > MAX_BATCH_BYTES:

@@ -63,7 +63,7 @@ NameServer: TypeAlias = Annotated[
         "-n",
         metavar="HOST[:PORT]",
         envvar=["ORBITMQ_NAME_SERVER", "NAMESRV_ADDR"],
-        help=f"Where the cluster is; may be repeated. {DEFAULT_NAME_SERVER} by default.",
+        help=f"The name server's address; may be repeated. {DEFAULT_NAME_SERVER} by default.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -73,7 +73,7 @@ AccessKey: TypeAlias = Annotated[
         "--access-key",
         metavar="KEY",
         envvar="ORBITMQ_ACCESS_KEY",
-        help="The account that requests are signed for.",
+        help="The account that signs the requests.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -83,14 +83,14 @@ SecretKey: TypeAlias = Annotated[
         "--secret-key",
         metavar="KEY",
         envvar="ORBITMQ_SECRET_KEY",
-        help="Its secret; a flag is visible in the list of processes.",
+        help="The account's secret; as a flag it is visible in the process list.",
         rich_help_panel=_PANEL,
     ),
 ]
 Tls: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--tls", envvar="ORBITMQ_TLS", help="Speak TLS to all servers.", rich_help_panel=_PANEL
+        "--tls", envvar="ORBITMQ_TLS", help="Use TLS with all servers.", rich_help_panel=_PANEL
     ),
 ]
 TlsAuthority: TypeAlias = Annotated[
@@ -99,7 +99,7 @@ TlsAuthority: TypeAlias = Annotated[
         "--tls-ca",
         metavar="FILE",
         envvar="ORBITMQ_TLS_CA",
-        help="Certificates to trust, in PEM; the machine's by default. Implies --tls.",
+        help="A PEM file of certificates to trust; by default the system's. Implies --tls.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -107,7 +107,7 @@ TlsUnverified: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--tls-unverified",
-        help="Speak TLS and believe any certificate, as Apache's tools do.",
+        help="Use TLS and accept any certificate, as Apache's tools do.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -116,7 +116,7 @@ ContextName: TypeAlias = Annotated[
     typer.Option(
         "--context",
         metavar="NAME",
-        help="The cluster of this name; see orbitmq context. [env var: ORBITMQ_CONTEXT]",
+        help="The name of a saved cluster; see orbitmq context. [env var: ORBITMQ_CONTEXT]",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -125,7 +125,7 @@ Timeout: TypeAlias = Annotated[
     typer.Option(
         "--timeout",
         metavar="DURATION",
-        help="How long the command may take in total, as 30s.",
+        help="The time limit of the command, such as 30s.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -134,7 +134,7 @@ RequestTimeout: TypeAlias = Annotated[
     typer.Option(
         "--request-timeout",
         metavar="SECONDS",
-        help="How long a server may take for an answer.",
+        help="The time limit of a single request.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -228,7 +228,7 @@ class Connection:
 def _servers(given: Sequence[str], counting: str | None) -> tuple[str, ...]:
     for text in given:
         if text.strip().isdecimal():
-            meant = f"; to say how many: {counting} {text}" if counting else ""
+            meant = f"; for a number of messages use {counting} {text}" if counting else ""
             raise Misused(
                 f"--name-server (-n) takes an address such as {DEFAULT_NAME_SERVER}, got "
                 f"{text!r}{meant}"
@@ -326,24 +326,27 @@ AsJson: TypeAlias = Annotated[
 ]
 Exact: TypeAlias = Annotated[
     bool,
-    typer.Option("--exact", help="Times as dates, to the millisecond.", rich_help_panel="Output"),
+    typer.Option(
+        "--exact", help="Print times as dates with milliseconds.", rich_help_panel="Output"
+    ),
 ]
 Verbose: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--verbose",
         "-v",
-        help="Write what the client logs to standard error.",
+        help="Write the client's log to standard error.",
         rich_help_panel="Output",
     ),
 ]
 Yes: TypeAlias = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask.", rich_help_panel="Consent")
+    bool,
+    typer.Option("--yes", "-y", help="Do not ask for confirmation.", rich_help_panel="Consent"),
 ]
 DryRun: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Say what would happen and change nothing.", rich_help_panel="Consent"
+        "--dry-run", help="Print what would happen; change nothing.", rich_help_panel="Consent"
     ),
 ]
 Audit: TypeAlias = Annotated[
@@ -352,7 +355,7 @@ Audit: TypeAlias = Annotated[
         "--audit",
         metavar="FILE",
         envvar="ORBITMQ_AUDIT",
-        help="Append a line of JSON to this file: user, time, command and problem.",
+        help="Append the user, time, command and error as a line of JSON to this file.",
         rich_help_panel="Consent",
     ),
 ]
@@ -464,7 +467,7 @@ async def _with_client(
     except TimeoutError as error:
         if not ends.expired():
             raise
-        raise CommandError(f"not finished within {limit:g} s, which --timeout allows") from error
+        raise CommandError(f"not finished within the {limit:g} s of --timeout") from error
 
 
 async def _work(
@@ -539,14 +542,22 @@ Since: TypeAlias = Annotated[
     str | None, typer.Option("--since", metavar="TIME", help=f"Stored at or after: {_TIME}.")
 ]
 Until: TypeAlias = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Stored before; as --since.")
+    str | None,
+    typer.Option(
+        "--until", metavar="TIME", help="Stored before this time, written as for --since."
+    ),
 ]
 Tags: TypeAlias = Annotated[
-    str | None, typer.Option("--tags", metavar="'A || B'", help="Only with one of these tags.")
+    str | None,
+    typer.Option("--tags", metavar="'A || B'", help="Only messages with one of these tags."),
 ]
 Sql: TypeAlias = Annotated[
     str | None,
-    typer.Option("--sql", metavar="CONDITION", help='Only where this holds, as "a > 5" (SQL92).'),
+    typer.Option(
+        "--sql",
+        metavar="CONDITION",
+        help='Only messages that match this SQL92 expression, such as "a > 5".',
+    ),
 ]
 
 _DURATION = kind_of(Duration)

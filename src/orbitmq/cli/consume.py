@@ -1,4 +1,4 @@
-"""`orbitmq consume`: prints messages as they come.
+"""`orbitmq consume`: prints messages as they arrive.
 
 Without --group it reads with the tools' group and commits nothing. With --group it is a member like
 any other and commits after printing: at least once.
@@ -41,7 +41,7 @@ from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.names import TOOLS_GROUP
 from orbitmq.parsing import POSITIONS, Place, Position
 
-app = section("Print messages as they come.")
+app = section("Print messages as they arrive.")
 
 _POLL = 1.0
 
@@ -72,7 +72,9 @@ async def consume(
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", "-g", help="Be a member of this group and store progress; else just look."
+            "--group",
+            "-g",
+            help="Join this group and commit offsets; by default read without a group.",
         ),
     ] = None,
     begin: Annotated[
@@ -80,31 +82,30 @@ async def consume(
         typer.Option(
             "--from",
             metavar="POSITION",
-            help=f"Where to begin: {POSITIONS}. A group with progress goes on from there. By "
-            "default earliest, with --follow latest.",
+            help=f"Where to start: {POSITIONS}; earliest by default, with --follow latest. A group "
+            "with committed offsets continues from them.",
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", help="Wait for new messages until Ctrl-C.")
     ] = False,
     number: Annotated[
-        int | None, typer.Option("--limit", "-l", min=1, help="How many messages at most.")
+        int | None, typer.Option("--limit", "-l", min=1, help="The maximum number of messages.")
     ] = None,
     queue: Queues = None,
     tags: Tags = None,
     sql: Sql = None,
-    form: Annotated[
-        Form, typer.Option("--format", "-f", help="How bodies are printed.")
-    ] = Form.TEXT,
+    form: Annotated[Form, typer.Option("--format", "-f", help="The format of bodies.")] = Form.TEXT,
     headers: Annotated[
-        bool, typer.Option("--headers", "-H", help="A line about each message before its body.")
+        bool,
+        typer.Option("--headers", "-H", help="Print a line about each message before its body."),
     ] = False,
 ) -> None:
-    """Print the messages of a topic up to its present end; with --follow also new ones."""
+    """Print the messages of a topic up to its current end; with --follow also new ones."""
     if tags is not None and sql is not None:
         raise Misused("--tags and --sql cannot be given together")
     if group is not None and queue:
-        raise Misused("--queue and --group cannot be given together: a group shares the queues out")
+        raise Misused("--queue and --group cannot be given together: the group assigns the queues")
     start = position_of(
         begin or ("latest" if follow else "earliest"), session.out.clock.now(), "--from"
     )
@@ -219,7 +220,7 @@ async def _in_group(
             # The broker is unreachable: retried after the next poll.
             if not error.retriable:
                 raise
-            what = "how far the queues go is not known" if is_stored else "progress is not stored"
+            what = "the ends of the queues are unknown" if is_stored else "progress is not stored"
             missing = (f"{what} yet: {error}",)
     if not is_stored:
         await consumer.commit()

@@ -165,12 +165,12 @@ def _mine() -> tuple[Path, Contexts]:
     prints=ContextRecord,
 )
 def list_contexts(as_json: AsJson = False) -> None:
-    """List all contexts; a star marks the present one."""
+    """List all contexts; a star marks the current one."""
     _, contexts = _mine()
     _show([_record(name, contexts) for name in sorted(contexts.contexts)], as_json=as_json)
     current = _current(contexts)
     if current is not None and current not in contexts.contexts:
-        Printer().note(f"orbitmq: the present context is {current!r}, which does not exist")
+        Printer().note(f"orbitmq: the current context is {current!r}, which does not exist")
 
 
 @plain_command(
@@ -181,7 +181,8 @@ def list_contexts(as_json: AsJson = False) -> None:
 )
 def show(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="By default the present one.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="The context's name; by default the current one."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -190,7 +191,7 @@ def show(
     wanted = name or _current(contexts)
     if wanted is None:
         raise CommandError(
-            "there is no present context: commands use 127.0.0.1:9876; choose one with: "
+            "there is no current context: commands use 127.0.0.1:9876; choose one with: "
             "orbitmq context use NAME"
         )
     contexts.get(wanted)
@@ -229,34 +230,40 @@ def add(
     name_server: Annotated[
         list[str],
         typer.Option(
-            "--name-server", "-n", metavar="HOST[:PORT]", help="Where it is; may be repeated."
+            "--name-server",
+            "-n",
+            metavar="HOST[:PORT]",
+            help="The name server's address; may be repeated.",
         ),
     ],
     access_key: Annotated[
-        str | None, typer.Option("--access-key", metavar="KEY", help="The account.")
+        str | None,
+        typer.Option("--access-key", metavar="KEY", help="The account that signs the requests."),
     ] = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(
             "--secret-file",
             metavar="FILE",
-            help="The file with its secret, or - for standard input; asked for at a terminal.",
+            help="The file with the account's secret, or - for standard input; by "
+            "default a terminal asks for it.",
         ),
     ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS to all servers.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Use TLS with all servers.")] = False,
     tls_ca: Annotated[
-        Path | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates to trust.")
+        Path | None,
+        typer.Option("--tls-ca", metavar="FILE", help="A PEM file of certificates to trust."),
     ] = None,
     tls_unverified: Annotated[
-        bool, typer.Option("--tls-unverified", help="Speak TLS and believe any certificate.")
+        bool, typer.Option("--tls-unverified", help="Use TLS and accept any certificate.")
     ] = False,
-    use: Annotated[bool, typer.Option("--use", help="And make it the present one.")] = False,
+    use: Annotated[bool, typer.Option("--use", help="Also make it the current context.")] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also if there is one with this name.")
+        bool, typer.Option("--replace", help="Replace an existing context of this name.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add a context; the first one becomes the present one."""
+    """Add a context; the first one becomes the current one."""
     file, contexts = _mine()
     if not name.strip() or name.startswith("-"):
         raise Misused(f"a context needs a name that does not begin with a dash, got {name!r}")
@@ -300,7 +307,7 @@ def _secret(access_key: str | None, file: Path | None) -> str | None:
 
 @plain_command(app, "use", examples=("orbitmq context use production",), prints=ContextRecord)
 def use(name: Name, as_json: AsJson = False) -> None:
-    """Make a context the present one: commands that name no cluster use it."""
+    """Make a context the current one, which commands without a name server use."""
     file, contexts = _mine()
     contexts.get(name)
     changed = Contexts(contexts.contexts, name)

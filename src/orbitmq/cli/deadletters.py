@@ -42,37 +42,47 @@ class Choice:
     since: Annotated[
         str | None,
         typer.Option(
-            "--since", metavar="TIME", help="Died at or after: a date, or 2h for 2 h ago."
+            "--since", metavar="TIME", help="Dead since this time: a date, or an age such as 2h."
         ),
     ] = None
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Died before; as --since.")
+        str | None,
+        typer.Option(
+            "--until", metavar="TIME", help="Dead before this time, written as for --since."
+        ),
     ] = None
     key: Annotated[
-        list[str] | None, typer.Option("--key", "-k", help="Has this key; may be repeated.")
+        list[str] | None, typer.Option("--key", "-k", help="With this key; may be repeated.")
     ] = None
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Was sent to this topic.")] = (
-        None
-    )
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", help="Originally sent to this topic.")
+    ] = None
     reason: Annotated[
-        str | None, typer.Option("--reason", help="Its reason contains this, in any case.")
+        str | None,
+        typer.Option(
+            "--reason", help="With this text in the reason; upper and lower case are equal."
+        ),
     ] = None
     pile: Annotated[
         str | None,
-        typer.Option("--pile", metavar="LINE", help="The first line of its reason is just this."),
+        typer.Option(
+            "--pile", metavar="LINE", help="With exactly this as the first line of the reason."
+        ),
     ] = None
     min_attempts: Annotated[
-        int | None, typer.Option("--min-attempts", min=0, help="Tried so often at least.")
+        int | None,
+        typer.Option("--min-attempts", min=0, help="With at least this number of attempts."),
     ] = None
     max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", min=0, help="Tried so often at most.")
+        int | None,
+        typer.Option("--max-attempts", min=0, help="With at most this number of attempts."),
     ] = None
     letter: Annotated[
         list[str] | None,
         typer.Option(
             "--id",
-            help="Has this id, which all letters of a message share, or this offset id, which one "
-            "has; may be repeated.",
+            help="With this message id, which all letters of a message share, or this "
+            "offset id, which is unique; may be repeated.",
         ),
     ] = None
 
@@ -190,7 +200,7 @@ class ExportRecord:
     count: int
 
 
-app = section("Look at dead letters, and send them again.")
+app = section("Inspect, export and resend dead letters.")
 
 #: Most letters of a group that are looked up to count resends.
 MOST_COUNTED = 1000
@@ -209,8 +219,10 @@ async def list_letters(
     session: Session,
     group: GroupName,
     choice: Choice,
-    newest: Annotated[bool, typer.Option("--newest", "-r", help="The newest first.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-l", min=0, help="At most; 0: all.")] = 50,
+    newest: Annotated[bool, typer.Option("--newest", "-r", help="Newest first.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", min=0, help="The maximum number of letters; 0: all.")
+    ] = 50,
 ) -> None:
     """List the dead letters of a group."""
     out = session.out
@@ -264,7 +276,10 @@ async def summary(
     session: Session,
     choice: Choice,
     group: Annotated[
-        str, typer.Argument(metavar="[GROUP]", help="Of this group, by reason; else of all.")
+        str,
+        typer.Argument(
+            metavar="[GROUP]", help="The group, counted by reason; by default all groups."
+        ),
     ] = "",
 ) -> None:
     """Count dead letters: of all groups, or of one by reason, topic and age."""
@@ -361,10 +376,11 @@ async def show(
     session: Session,
     group: GroupName,
     letter_id: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Its id or offset id; else the latest.")
+        str,
+        typer.Argument(metavar="[ID]", help="The id or offset id; by default the latest letter."),
     ] = "",
     form: Annotated[
-        BodyForm, typer.Option("--format", "-f", help="How the body is shown.")
+        BodyForm, typer.Option("--format", "-f", help="The format of the body.")
     ] = BodyForm.AUTO,
 ) -> None:
     """Show one dead letter with its reason and body."""
@@ -408,14 +424,16 @@ async def show(
 async def export(
     session: Session,
     group: GroupName,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The suffix chooses the format.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="The file to write; its suffix decides the format."),
+    ],
     choice: Choice,
     file_format: Annotated[
-        ExportFormat | None, typer.Option("--format", "-f", help="If the ending does not say it.")
+        ExportFormat | None,
+        typer.Option("--format", "-f", help="The format, if the suffix does not decide it."),
     ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a file that is there.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing file.")] = False,
 ) -> None:
     """Write dead letters to a file: JSON lines for tools, Parquet for Spark and notebooks."""
     if file.exists() and not replace:
@@ -446,17 +464,20 @@ async def resend(
     choice: Choice,
     to: Annotated[
         ResendTo,
-        typer.Option("--to", help="retry: only this group gets it; origin: every group does."),
+        typer.Option(
+            "--to",
+            help="retry: only this group gets them; origin: all groups of the original topic do.",
+        ),
     ] = ResendTo.RETRY,
     rate: Annotated[
-        float | None, typer.Option("--rate", help="Messages per second, at most.")
+        float | None, typer.Option("--rate", help="The maximum number of messages per second.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-l", min=1, help="Letters in all, at most.")
+        int | None, typer.Option("--limit", "-l", min=1, help="The maximum number of letters.")
     ] = None,
     again: Annotated[
         bool,
-        typer.Option("--again", help="Also letters that were resent before."),
+        typer.Option("--again", help="Include letters that were resent before."),
     ] = False,
 ) -> None:
     """Send dead letters again; letters that were resent before are left out."""

@@ -251,7 +251,7 @@ def reported_pipelines(console: str) -> list[Reported]:
             for each in found["pipelines"]
         ]
     except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise CommandError(f"{console} answers something else than a console would") from error
+        raise CommandError(f"{console} does not answer like a console") from error
 
 
 def forget_pipeline(console: str, name: str) -> None:
@@ -301,7 +301,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return f"{error.code} {error.reason}"
 
 
-app = section("Find the usual mistakes.")
+app = section("Find common mistakes and suggest remedies.")
 
 
 @command(
@@ -318,21 +318,21 @@ async def doctor(
     session: Session,
     group: Annotated[
         list[str] | None,
-        typer.Option("--group", "-g", help="Look at this group only; may be repeated."),
+        typer.Option("--group", "-g", help="Check only this group; may be repeated."),
     ] = None,
     watch: Annotated[
         str,
         typer.Option(
             "--watch",
             metavar="DURATION",
-            help="How long to watch groups that seem to be stalled; 30s and more shows also "
-            "whether they fall behind.",
+            help="The time for watching groups that seem stalled; from 30s on it also "
+            "shows whether they fall behind.",
         ),
     ] = f"{PATIENCE:g}s",
     console: ConsoleAddress = None,
     spark: Annotated[
         bool | None,
-        typer.Option("--spark/--no-spark", help="Whether this machine is to run Spark."),
+        typer.Option("--spark/--no-spark", help="Check whether this machine can run Spark."),
     ] = None,
 ) -> None:
     """Look for common mistakes; the exit code is 1 when something is wrong.

@@ -280,7 +280,7 @@ def change_of(
     )
 
 
-app = section("Look at consumer groups, and move their progress.")
+app = section("Inspect consumer groups and move their progress.")
 
 
 @command(
@@ -299,13 +299,11 @@ async def list_groups(
         list[GroupState] | None,
         typer.Option("--state", "-s", help="Only groups in this state; may be repeated."),
     ] = None,
-    lagging: Annotated[
-        bool, typer.Option("--lagging", "-l", help="Only groups with messages that wait.")
-    ] = False,
+    lagging: Annotated[bool, typer.Option("--lagging", "-l", help="Only groups with lag.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Skip the members and the age of the lag.")
     ] = False,
-    every: Annotated[bool, typer.Option("--all", "-a", help="The system's groups, too.")] = False,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Include system groups.")] = False,
 ) -> None:
     """List groups with their lag, in messages and in time."""
     found = await session.admin.groups.list(members=not quick, times=not quick, system=every)
@@ -467,10 +465,10 @@ async def member(
     group: GroupName,
     client_id: Annotated[
         str,
-        typer.Argument(metavar="[CLIENT]", help="Its client id, or a part of it that only it has."),
+        typer.Argument(metavar="[CLIENT]", help="The client id, or a unique part of it."),
     ] = "",
     stack: Annotated[
-        bool, typer.Option("--stack", help="Also what its threads do at this moment.")
+        bool, typer.Option("--stack", help="Include the stacks of its threads.")
     ] = False,
 ) -> None:
     """Show what one consumer holds and does: owned queues, cached messages, locks, last pull."""
@@ -566,26 +564,34 @@ class SettingFlags:
     max_retries: Annotated[
         int | None,
         typer.Option(
-            "--max-retries", min=0, help="Attempts after the first, then it is a dead letter."
+            "--max-retries",
+            min=0,
+            help="The number of retries before a message becomes a dead letter.",
         ),
     ] = None
     retry_queues: Annotated[
         int | None,
-        typer.Option("--retry-queues", min=0, help="Queues of its retry topic on each broker."),
+        typer.Option("--retry-queues", min=0, help="Queues per broker of the group's retry topic."),
     ] = None
     orderly: Annotated[
-        bool | None, typer.Option("--orderly/--concurrent", help="Whether it consumes in order.")
+        bool | None,
+        typer.Option(
+            "--orderly/--concurrent", help="Whether messages of a queue are consumed in order."
+        ),
     ] = None
     may_broadcast: Annotated[
         bool | None,
         typer.Option(
-            "--broadcast/--no-broadcast", help="Whether members may consume everything each."
+            "--broadcast/--no-broadcast",
+            help="Whether broadcasting is allowed: each member gets all messages.",
         ),
     ] = None
     consume_timeout: Annotated[
         str | None,
         typer.Option(
-            "--consume-timeout", metavar="DURATION", help="How long a handler may take, as 15m."
+            "--consume-timeout",
+            metavar="DURATION",
+            help="The time limit of a handler, such as 15m.",
         ),
     ] = None
 
@@ -628,7 +634,7 @@ async def create(
     broker: Broker = None,
     cluster: ClusterName = None,
     if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Leave a group that is there as it is.")
+        bool, typer.Option("--if-missing", help="Do nothing if the group exists.")
     ] = False,
 ) -> None:
     """Create a group, on all brokers by default.
@@ -641,14 +647,14 @@ async def create(
     if not lacking:
         if not if_missing:
             raise CommandError(
-                f"group {group!r} is there already; change it with: orbitmq group update {group}"
+                f"group {group!r} exists; change it with: orbitmq group update {group}"
             )
         _tell(session, change_of("left", group, before))
         return
     if len(lacking) < len(chosen) and not if_missing:
         named = " ".join(f"--broker {name}" for name in lacking)
         raise CommandError(
-            f"group {group!r} is there already on {', '.join(sorted(before))}; to have it on "
+            f"group {group!r} exists on {', '.join(sorted(before))}; to have it on "
             f"{', '.join(lacking)} as well: orbitmq group create {group} {named}"
         )
     usual = before[min(before)] if before else GroupSettings(group)
@@ -749,10 +755,13 @@ async def delete(
     session: Session,
     group: GroupName,
     keep_progress: Annotated[
-        bool, typer.Option("--keep-progress", help="A group of this name will go on from there.")
+        bool,
+        typer.Option(
+            "--keep-progress", help="Keep the committed offsets for a later group of this name."
+        ),
     ] = False,
     with_topics: Annotated[
-        bool, typer.Option("--with-topics", help="Its retries and dead letters, too.")
+        bool, typer.Option("--with-topics", help="Also delete its retry and dead-letter topics.")
     ] = False,
 ) -> None:
     """Delete a group and its progress; refused while members are online."""
@@ -870,13 +879,14 @@ class MoveRecord:
 async def reset(
     session: Session,
     group: GroupName,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Progress in this topic.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     to: Annotated[
         str | None,
         typer.Option("--to", metavar="POSITION", help=f"{POSITIONS[0].upper()}{POSITIONS[1:]}."),
     ] = None,
     by: Annotated[
-        int | None, typer.Option("--by", help="Messages forward, or back if negative.")
+        int | None,
+        typer.Option("--by", help="The number of messages to skip; a negative number goes back."),
     ] = None,
     queue: Queues = None,
 ) -> None:
@@ -905,10 +915,13 @@ async def skip(
     session: Session,
     group: GroupName,
     topic: Annotated[
-        str, typer.Argument(metavar="[TOPIC]", help="Of this topic; else of all it consumes.")
+        str,
+        typer.Argument(
+            metavar="[TOPIC]", help="The topic; by default all topics that the group consumes."
+        ),
     ] = "",
     retries: Annotated[
-        bool, typer.Option("--retries", help="Those that failed before, too.")
+        bool, typer.Option("--retries", help="Also skip messages that wait for a retry.")
     ] = False,
 ) -> None:
     """Skip the backlog: the group goes on with what comes from now on."""
@@ -928,12 +941,10 @@ async def skip(
 )
 async def clone(
     session: Session,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The group that is copied.")],
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="The group that gets its progress.")
-    ],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The group to copy from.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The group to copy to.")],
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", help="In this topic only; else in all.")
+        str | None, typer.Option("--topic", "-t", help="Only this topic; by default all.")
     ] = None,
 ) -> None:
     """Copy the progress of a group to another, which is created if it does not exist."""
@@ -950,7 +961,7 @@ async def _carry_out(session: Session, plans: Sequence[ResetPlan]) -> None:
         elif session.is_dry_run or not plan.is_change:
             out.record(MoveRecord.of(plan, "would be moved" if plan.is_change else "unchanged"))
     if not changing:
-        out.note("nothing to move: progress is there already")
+        out.note("nothing to move: the progress is there already")
         return
     # A Spark stream reports progress without being a member.
     if not any(plan.online or plan.source for plan in changing):

@@ -130,19 +130,19 @@ def print_message(out: Printer, message: ReceivedMessage, form: BodyForm) -> Non
     out.text(shown_body(message.body, form))
 
 
-app = section("Find messages and what became of them.")
+app = section("Find messages and track their consumption.")
 
-Form = Annotated[BodyForm, typer.Option("--format", "-f", help="How the body is shown.")]
+Form = Annotated[BodyForm, typer.Option("--format", "-f", help="The format of the body.")]
 OfTopic = Annotated[
     str | None,
-    typer.Option("--topic", "-t", help="Its topic, if it is not given before the id."),
+    typer.Option("--topic", "-t", help="The topic, if it is not given before the id."),
 ]
 Named = Annotated[
     list[str],
     typer.Argument(metavar="[TOPIC] ID", help="The message's id or offset id, after its topic."),
 ]
 Limit = Annotated[
-    int, typer.Option("--limit", "-l", min=0, help="How many at most; 0: all there are.")
+    int, typer.Option("--limit", "-l", min=0, help="The maximum number of messages; 0: all.")
 ]
 
 
@@ -180,7 +180,7 @@ async def at(
     session: Session,
     topic: TopicName,
     queue: Annotated[str, typer.Argument(metavar="BROKER:ID", help="The queue.")],
-    offset: Annotated[int, typer.Argument(metavar="OFFSET", help="Its place in the queue.")],
+    offset: Annotated[int, typer.Argument(metavar="OFFSET", help="The offset in the queue.")],
     form: Form = BodyForm.AUTO,
 ) -> None:
     """Show the message at an offset of a queue."""
@@ -199,7 +199,7 @@ async def at(
 async def find(
     session: Session,
     topic: TopicName,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A business key.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key of the messages.")],
     since: Since = None,
     until: Until = None,
     limit: Limit = 50,
@@ -226,7 +226,7 @@ class Choice:
     offset: Annotated[
         int | None,
         typer.Option(
-            "--offset", metavar="OFFSET", min=0, help="Begin there, in the one --queue named."
+            "--offset", metavar="OFFSET", min=0, help="Start at this offset; needs one --queue."
         ),
     ] = None
     tags: Tags = None
@@ -248,7 +248,7 @@ async def browse(
     session: Session,
     topic: TopicName,
     choice: Choice,
-    newest: Annotated[bool, typer.Option("--newest", "-r", help="The newest first.")] = False,
+    newest: Annotated[bool, typer.Option("--newest", "-r", help="Newest first.")] = False,
     limit: Limit = 50,
     cursor: Annotated[
         str | None,
@@ -304,7 +304,7 @@ async def browse(
         if page.messages:
             _print(session, page.messages)
     if page.cursor is not None:
-        session.out.note(f"there is more: --cursor {page.cursor}")
+        session.out.note(f"there are more messages; continue with --cursor {page.cursor}")
 
 
 async def _cursor_at(
@@ -317,7 +317,7 @@ async def _cursor_at(
 ) -> str:
     """The cursor for --offset. Raises `Misused` and `BadRequest`."""
     if queues is None or len(queues) != 1:
-        raise Misused("--offset is a place in one queue; name it, as in --queue broker-a:3")
+        raise Misused("--offset needs one queue; add for example --queue broker-a:3")
     if cursor is not None or choice.since is not None or choice.until is not None:
         raise Misused("--offset cannot be given together with --cursor, --since or --until")
     expression, kind = filter_of(choice.tags, choice.sql)
@@ -443,7 +443,7 @@ async def message_of(admin: AsyncAdmin, named: Sequence[str], topic: str | None)
     """The message named by `ID` or by `TOPIC ID`. Raises `Misused`, and what `get` raises."""
     *before, message_id = named
     if len(before) > 1 or (before and topic is not None):
-        raise Misused("one message is named as in: orders ID, or: ID --topic orders")
+        raise Misused("name one message: orders ID, or: ID --topic orders")
     topic = before[0] if before else topic
     try:
         return await admin.messages.get(message_id, topic=topic)
@@ -459,7 +459,7 @@ async def _in_any_topic(admin: AsyncAdmin, unique_id: str) -> ReceivedMessage:
     copies = [each.name for each in topics if each.kind in _COPIES]
     if len(own) > FEW_TOPICS:
         raise Misused(
-            f"no message lies where {unique_id} says; if this is a message's unique id, say its "
+            f"no message is stored where {unique_id} points; if it is a unique id, name its "
             "topic, as in --topic orders"
         )
     # The message as sent is preferred to a copy.
@@ -469,10 +469,10 @@ async def _in_any_topic(admin: AsyncAdmin, unique_id: str) -> ReceivedMessage:
         for found in await asyncio.gather(*asked):
             if found:
                 return found[0]
-    problem = f"no message lies where {unique_id} says, and no topic has one of this unique id"
+    problem = f"no message is stored where {unique_id} points, and no topic has a message with this unique id"
     if len(copies) > FEW_TOPICS:
         problem += (
-            f"; the {len(copies):,} topics for retries and dead letters are too many to ask: name "
+            f"; the {len(copies):,} topics for retries and dead letters are too many to search: name "
             "one, as in --topic %DLQ%billing"
         )
     raise CommandError(problem)

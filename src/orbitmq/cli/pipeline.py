@@ -197,10 +197,11 @@ class PipelineForgetRecord:
     state: str  #: as last reported
 
 
-app = section("Run Spark pipelines: ready ones, and those of your files.")
+app = section("Run Spark pipelines, built-in ones and your own.")
 
 What: TypeAlias = Annotated[
-    str, typer.Argument(metavar="FILE", help="A .py or .toml file, or the name of a ready one.")
+    str,
+    typer.Argument(metavar="FILE", help="A .py or .toml file, or the name of a built-in pipeline."),
 ]
 
 
@@ -221,11 +222,14 @@ def run(
     option: Annotated[
         list[str] | None,
         typer.Option(
-            "--option", "-o", metavar="NAME=VALUE", help="Of the pipeline; may be repeated."
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="An option of the pipeline; may be repeated.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Of this run; the pipeline's by default.")
+        str | None, typer.Option("--name", help="The name of this run; by default the pipeline's.")
     ] = None,
     master: Annotated[
         str | None,
@@ -242,30 +246,38 @@ def run(
         typer.Option(
             "--checkpoint",
             metavar="FOLDER",
-            help="Where progress is kept; ./orbitmq-checkpoints/NAME by default.",
+            help="The checkpoint folder; ./orbitmq-checkpoints/NAME by default.",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Process the available messages, then end.")
+    ] = False,
     trigger: Annotated[
         str | None,
         typer.Option(
-            "--trigger", metavar="DURATION", help="From one batch to the next; no pause by default."
+            "--trigger",
+            metavar="DURATION",
+            help="The interval of batches; without it, one follows the other.",
         ),
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option("--setting", "-s", metavar="NAME=VALUE", help="Of Spark; may be repeated."),
+        typer.Option(
+            "--setting", "-s", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."
+        ),
     ] = None,
     restarts: Annotated[
         int,
         typer.Option(
-            "--restarts", min=0, help="How often it is started again after failures in a row."
+            "--restarts", min=0, help="The maximum number of restarts after consecutive failures."
         ),
     ] = 5,
     restart_pause: Annotated[
         str,
         typer.Option(
-            "--restart-pause", metavar="DURATION", help="Before the first; doubles each time."
+            "--restart-pause",
+            metavar="DURATION",
+            help="The pause before the first restart; it doubles each time.",
         ),
     ] = "1s",
     stop_timeout: Annotated[
@@ -273,7 +285,7 @@ def run(
         typer.Option(
             "--stop-timeout",
             metavar="DURATION",
-            help="How long a stop waits for the batch that runs.",
+            help="The time for the running batch to finish at a stop.",
         ),
     ] = "60s",
     console: Annotated[
@@ -288,11 +300,13 @@ def run(
     spark_log: Annotated[
         Path | None,
         typer.Option(
-            "--spark-log", metavar="FILE", help="What Spark logs; else kept only after a failure."
+            "--spark-log",
+            metavar="FILE",
+            help="The file for Spark's log; by default it is kept only after a failure.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be run, and start nothing.")
+        bool, typer.Option("--dry-run", help="Print what would run; start nothing.")
     ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -423,7 +437,7 @@ _OPTIONS = (
 )
 def status(
     name: Annotated[
-        str | None, typer.Argument(metavar="[PIPELINE]", help="One of them; else all.")
+        str | None, typer.Argument(metavar="[PIPELINE]", help="The name of a run; by default all.")
     ] = None,
     console: ConsoleAddress = None,
     as_json: AsJson = False,
@@ -511,10 +525,10 @@ _UNREAD = (
     prints=PipelineForgetRecord,
 )
 def forget(
-    name: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name.")],
+    name: Annotated[str, typer.Argument(metavar="PIPELINE", help="The name of the run.")],
     console: ConsoleAddress = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would happen and change nothing.")
+        bool, typer.Option("--dry-run", help="Print what would happen; change nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -1073,7 +1087,7 @@ class LiveScreen:
         self._draw()
 
     def started(self, options: Mapping[str, str]) -> None:
-        self.note("Ctrl-C stops after the batch that runs")
+        self.note("Ctrl-C stops after the running batch")
 
     def progress(self, progress: Sequence[Progress]) -> None:
         self._last = progress

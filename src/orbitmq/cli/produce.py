@@ -91,11 +91,16 @@ async def produce(
     topic: TopicName,
     bodies: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[BODY]...", help="Each is a message; else standard input is read."),
+        typer.Argument(
+            metavar="[BODY]...",
+            help="The bodies, one message each; by default standard input is read.",
+        ),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read this instead of standard input."),
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Read this file instead of standard input."
+        ),
     ] = None,
     form: Annotated[
         Input,
@@ -108,32 +113,44 @@ async def produce(
     ] = Input.LINES,
     keys: Annotated[
         list[str] | None,
-        typer.Option("--keys", "-k", help="What the message is looked up by; may be repeated."),
+        typer.Option(
+            "--keys", "-k", help="A key by which the message can be found; may be repeated."
+        ),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option("--tag", "--tags", "-t", help="What consumers filter by.")
+        str | None,
+        typer.Option("--tag", "--tags", "-t", help="The tag, by which consumers filter."),
     ] = None,
     properties: Annotated[
         list[str] | None,
-        typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated."),
+        typer.Option(
+            "--property",
+            "-p",
+            metavar="NAME=VALUE",
+            help="A property of the message; may be repeated.",
+        ),
     ] = None,
     delay: Annotated[
-        str | None, typer.Option("--delay", metavar="DURATION", help="Delivered so much later.")
+        str | None,
+        typer.Option("--delay", metavar="DURATION", help="Deliver the message after this time."),
     ] = None,
     deliver_at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="Delivered at this time.")
+        str | None, typer.Option("--at", metavar="TIME", help="Deliver the message at this time.")
     ] = None,
     ordering_key: Annotated[
         str | None,
         typer.Option(
-            "--ordering-key", help="Messages with the same key go to one queue, in their order."
+            "--ordering-key",
+            help="Messages with the same key go to the same queue and stay in order.",
         ),
     ] = None,
     queue: Annotated[
-        str | None, typer.Option("--queue", "-q", metavar="BROKER:ID", help="To this queue only.")
+        str | None,
+        typer.Option("--queue", "-q", metavar="BROKER:ID", help="Send to this queue only."),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", "-r", help="Messages per second, at most.")
+        float | None,
+        typer.Option("--rate", "-r", help="The maximum number of messages per second."),
     ] = None,
     number: Annotated[
         int | None,
@@ -141,7 +158,7 @@ async def produce(
             "--limit",
             "-l",
             min=1,
-            help="How many messages; arguments are repeated.",
+            help="The number of messages; bodies from arguments are repeated.",
         ),
     ] = None,
 ) -> None:
@@ -186,7 +203,7 @@ def _delivery(text: str | None, now: float) -> float | None:
     if text is None:
         return None
     if is_age(text):
-        raise Misused(f"--at takes a date; say --delay {text} for so much later")
+        raise Misused(f"--at takes a date; for a delay use --delay {text}")
     return time_of(text, now, "--at")
 
 

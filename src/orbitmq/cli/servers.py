@@ -86,7 +86,7 @@ def up(
             "--data",
             "-d",
             metavar="FOLDER",
-            help="Where everything is kept; ./orbitmq-data by default.",
+            help="The folder for all data; ./orbitmq-data by default.",
         ),
     ] = None,
     brokers: Annotated[
@@ -95,7 +95,7 @@ def up(
             "--brokers",
             min=1,
             max=26,
-            help="How many, 1 by default; above 1 each has its process.",
+            help="The number of brokers, 1 by default; several run in a process each.",
         ),
     ] = None,
     namesrv_port: Annotated[
@@ -113,7 +113,7 @@ def up(
             "--broker-port",
             min=0,
             max=options.LAST_PORT,
-            help="10911 by default, the next brokers 10 further; 0: any free one.",
+            help="10911 by default, each further broker 10 higher; 0: any free one.",
         ),
     ] = None,
     http_port: options.HttpPort = None,
@@ -121,7 +121,7 @@ def up(
         bool,
         typer.Option(
             "--console",
-            help="Start the web console as well, to look at; it keeps seven days in FOLDER.",
+            help="Also start a read-only web console; it keeps a history of seven days in FOLDER.",
         ),
     ] = False,
     console_port: Annotated[
@@ -130,7 +130,7 @@ def up(
             "--console-port",
             min=0,
             max=options.LAST_PORT,
-            help="Where the console listens; 0: any free one.",
+            help="The console's port; 0: any free one.",
         ),
     ] = 8090,
     advertise: options.Advertise = None,
@@ -185,11 +185,11 @@ def broker(
             "--data",
             "-d",
             metavar="FOLDER",
-            help="Where its messages are kept; ./orbitmq-data/NAME by default.",
+            help="The folder for its data; ./orbitmq-data/NAME by default.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Its name in routes; broker-a by default.")
+        str | None, typer.Option("--name", help="The broker's name in routes; broker-a by default.")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="The cluster's name; DefaultCluster by default.")
@@ -206,7 +206,7 @@ def broker(
             "--name-server",
             "-n",
             metavar="HOST:PORT",
-            help="To register with; may be repeated. None by default.",
+            help="A name server to register with; may be repeated. None by default.",
         ),
     ] = None,
     http_port: options.HttpPort = None,
@@ -253,7 +253,10 @@ def namesrv(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", "-d", metavar="FOLDER", help="Where it keeps its configuration; else nowhere."
+            "--data",
+            "-d",
+            metavar="FOLDER",
+            help="The folder for its configuration; by default none is kept.",
         ),
     ] = None,
     port: Annotated[
@@ -292,13 +295,19 @@ def namesrv(
 def config_show(
     under: Annotated[
         str,
-        typer.Argument(metavar="[SETTING]", help="One setting, or all below it; else all."),
+        typer.Argument(
+            metavar="[SETTING]", help="A setting, or a group of settings; by default all."
+        ),
     ] = "",
     describe: Annotated[
-        bool, typer.Option("--describe", "-d", help="Say what each one means and may be.")
+        bool,
+        typer.Option(
+            "--describe", "-d", help="Print the meaning and the allowed values of each setting."
+        ),
     ] = False,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only what was set somewhere.")
+        bool,
+        typer.Option("--changed", help="Only settings whose value is not the default."),
     ] = False,
     config: options.ConfigFile = None,
     words: options.Words = None,

@@ -638,16 +638,16 @@ Words: TypeAlias = Annotated[
     typer.Option(
         "--set",
         metavar="SETTING=VALUE",
-        help="Any setting of `orbitmq config show`; may be repeated.",
+        help="A setting of `orbitmq config show`; may be repeated.",
         rich_help_panel=_SETTINGS,
     ),
 ]
 Level: TypeAlias = Annotated[
     LogLevel | None,
-    typer.Option("--log-level", help="Log from this weight on; info by default, of up: warning."),
+    typer.Option("--log-level", help="The lowest level to log; info by default, warning for up."),
 ]
 Format: TypeAlias = Annotated[
-    LogFormat | None, typer.Option("--log-format", help="How log lines look; text by default.")
+    LogFormat | None, typer.Option("--log-format", help="The format of log lines; text by default.")
 ]
 LoopChoice: TypeAlias = Annotated[
     Loop | None,
@@ -655,9 +655,7 @@ LoopChoice: TypeAlias = Annotated[
 ]
 Insecure: TypeAlias = Annotated[
     bool | None,
-    typer.Option(
-        "--insecure", help="Allow an address that other machines reach and that nothing protects."
-    ),
+    typer.Option("--insecure", help="Allow an unprotected address that other machines can reach."),
 ]
 Host: TypeAlias = Annotated[
     str | None,
@@ -670,7 +668,7 @@ Advertise: TypeAlias = Annotated[
     typer.Option(
         "--advertise",
         metavar="HOST[:PORT]",
-        help="The address that clients are given, if not the one listened on.",
+        help="The address for clients, if it differs from the one listened on.",
     ),
 ]
 HttpPort: TypeAlias = Annotated[
@@ -679,13 +677,13 @@ HttpPort: TypeAlias = Annotated[
         "--http-port",
         min=0,
         max=LAST_PORT,
-        help="Serve metrics and health by HTTP here; 0: any free one. Not by default.",
+        help="Serve metrics and health over HTTP on this port; 0: any free one. Off by default.",
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 #: For servers as child processes, which must not outlive the parent.
 StopWithInput: TypeAlias = Annotated[
-    bool, typer.Option("--stop-with-input", hidden=True, help="Stop when the input ends.")
+    bool, typer.Option("--stop-with-input", hidden=True, help="Stop when standard input ends.")
 ]
 
 

@@ -304,29 +304,32 @@ async def top(
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", "-g", help="Show the queues of this group; else of the one with most lag."
+            "--group",
+            "-g",
+            help="Show the queues of this group; by default of the group with the most lag.",
         ),
     ] = None,
     interval: Annotated[
-        str, typer.Option("--interval", "-i", metavar="DURATION", help="Between two looks.")
+        str,
+        typer.Option("--interval", "-i", metavar="DURATION", help="The time between two frames."),
     ] = "2s",
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     number: Annotated[
-        int | None, typer.Option("--limit", "-l", min=1, help="How many frames.")
+        int | None, typer.Option("--limit", "-l", min=1, help="The number of frames.")
     ] = None,
 ) -> None:
     """Watch brokers, topics, groups and the owners of queues.
 
-    All rates are over the same period, the last 30 seconds at most, which the head shows: in counts
-    stored messages, out counts finished messages of all groups. The first frame shows the rates
-    that brokers counted over the last minute.
+    All rates of a frame are over the same period of up to 30 seconds, which its head shows. "In"
+    counts stored messages, "out" messages that groups have finished. The first frame shows the
+    rates that brokers counted over the last minute.
 
     Keys on a terminal: up and down choose the group whose queues are shown, s changes the order of
     groups, p pauses, q quits.
     """
     pause = seconds(interval, "--interval")
     if pause <= 0:
-        raise Misused("--interval must be longer than nothing, as 2s")
+        raise Misused("--interval must be above 0, such as 2s")
     tables = BrokerTables(session.engine)
     frames = Frames(session.admin, tables, session.out.clock, group)
     most = 1 if once else number

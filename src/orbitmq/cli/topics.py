@@ -179,7 +179,7 @@ def change_of(
     )
 
 
-app = section("List, make, change and delete topics.")
+app = section("List, create, change and delete topics.")
 
 
 @command(
@@ -198,9 +198,12 @@ async def list_topics(
         list[TopicKind] | None,
         typer.Option("--kind", "-k", help="Only topics of this kind; may be repeated."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Those of the system, too.")] = False,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Include system topics.")] = False,
     status: Annotated[
-        bool, typer.Option("--status", "-s", help="What is in each; asks for every topic.")
+        bool,
+        typer.Option(
+            "--status", "-s", help="Print the contents of each topic; needs a request for each."
+        ),
     ] = False,
 ) -> None:
     """List topics; with --all or --kind also system, retry and dead-letter topics."""
@@ -338,7 +341,7 @@ class SettingFlags:
             "-q",
             min=1,
             max=MOST_QUEUES,
-            help="Queues on each broker, to write and read.",
+            help="Queues per broker, for writing and reading.",
         ),
     ] = None
     write_queues: Annotated[
@@ -347,7 +350,7 @@ class SettingFlags:
             "--write-queues",
             min=1,
             max=MOST_QUEUES,
-            help="Queues that producers use, if not --queues.",
+            help="Queues per broker for producers, if not --queues.",
         ),
     ] = None
     read_queues: Annotated[
@@ -356,17 +359,22 @@ class SettingFlags:
             "--read-queues",
             min=1,
             max=MOST_QUEUES,
-            help="Queues that consumers use, if not --queues.",
+            help="Queues per broker for consumers, if not --queues.",
         ),
     ] = None
     permission: Annotated[
         str | None,
-        typer.Option("--permission", "-p", metavar="[rw|r|w|-]", help="What may be done with it."),
+        typer.Option(
+            "--permission",
+            "-p",
+            metavar="[rw|r|w|-]",
+            help="Whether clients may read, write or both.",
+        ),
     ] = None
     ordered: Annotated[
         bool | None,
         typer.Option(
-            "--ordered/--unordered", help="Keep its queues in routes while a broker is away, too."
+            "--ordered/--unordered", help="Keep the queues of an absent broker in the routes."
         ),
     ] = None
 
@@ -391,13 +399,13 @@ async def create(
         typer.Option(
             "--type",
             metavar=f"[{'|'.join(MESSAGE_TYPES).lower()}]",
-            help="Which messages it is for; brokers from 5.0 on keep it.",
+            help="The type of its messages; kept by brokers from 5.0 on.",
         ),
     ] = None,
     broker: Broker = None,
     cluster: ClusterName = None,
     if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Leave a topic that is there as it is.")
+        bool, typer.Option("--if-missing", help="Do nothing if the topic exists.")
     ] = False,
 ) -> None:
     """Create a topic, on all brokers by default; returns when clients find it.
@@ -414,7 +422,7 @@ async def create(
     if before is not None and not lacking:
         if not if_missing:
             raise CommandError(
-                f"topic {topic!r} is there already ({_summary(before)}); change it with: orbitmq "
+                f"topic {topic!r} exists ({_summary(before)}); change it with: orbitmq "
                 f"topic update {topic}"
             )
         _tell(session, change_of("left", topic, before, before))
@@ -422,7 +430,7 @@ async def create(
     if len(lacking) < len(chosen) and not if_missing:
         named = " ".join(f"--broker {name}" for name in lacking)
         raise CommandError(
-            f"topic {topic!r} is there already on {', '.join(has)}; to have it on "
+            f"topic {topic!r} exists on {', '.join(has)}; to have it on "
             f"{', '.join(lacking)} as well: orbitmq topic create {topic} {named}"
         )
     # All brokers should have the same settings.
@@ -481,7 +489,7 @@ async def update(
     for name in await session.masters(broker) if broker else ():
         if name not in has:
             raise CommandError(
-                f"topic {topic!r} is not on {name}; make it there with: orbitmq topic create "
+                f"topic {topic!r} is not on {name}; create it there with: orbitmq topic create "
                 f"{topic} --broker {name}"
             )
     losses = _losses(before, flags.read_queues or flags.queues, flags.permission, broker)
