@@ -38,7 +38,7 @@ from orbitmq.store.settings import StoreError
 from orbitmq.store.store import Store
 from orbitmq.wire.bodies import CheckClientRequest, HeartbeatData, LockBatch, QueryAssignment
 from orbitmq.wire.codes import RequestCode as Code
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.codes import ResponseCode, named
 from orbitmq.wire.command import Command, access_key_of, is_signed_by
 from orbitmq.wire.headers import (
     ConsumerSendBackRequest,
@@ -174,7 +174,7 @@ class Access:
                 Reason.NOT_ADMIN,
                 account.access_key,
                 host,
-                f"request {request.code} needs an account with admin = true",
+                f"request {named(Code, request.code)!r} needs an account with admin = true",
             )
         for need in needs(request, self._topic_at):
             if not account.may(*need):

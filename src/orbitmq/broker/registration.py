@@ -32,7 +32,7 @@ from orbitmq.wire.bodies import (
     TopicRouteData,
     body_crc32,
 )
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import RequestCode, ResponseCode, named
 from orbitmq.wire.command import Command, Credentials, sign
 from orbitmq.wire.headers import (
     BrokerRequest,
@@ -218,7 +218,7 @@ class Registration:
                 problem = Refused(
                     answer.code,
                     f"name server {server.address} gives no route of topic {names.shown(topic)}: "
-                    f"{answer.remark or f'code {answer.code}'}",
+                    f"{answer.remark or named(ResponseCode, answer.code)}",
                 )
         if problem is not None:
             raise problem
@@ -298,7 +298,7 @@ class Registration:
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 server.silences = _ENOUGH_SILENCES
             if answer.code != ResponseCode.SUCCESS:
-                raise _NotRegistered(answer.remark or f"code {answer.code}")
+                raise _NotRegistered(answer.remark or named(ResponseCode, answer.code))
             members = decode_body(BrokerMemberGroupResponse, answer.body).broker_member_group
         except RequestTimedOut as error:
             # Name servers of 4.x leave unknown requests without an answer.
@@ -394,7 +394,7 @@ class Registration:
                 RequestCode.REGISTER_BROKER, header, body=body, timeout=left
             )
             if answer.code != ResponseCode.SUCCESS:
-                raise _NotRegistered(answer.remark or f"code {answer.code}")
+                raise _NotRegistered(answer.remark or named(ResponseCode, answer.code))
             self._learn(answer)
         except OrbitError as error:
             return error

@@ -469,10 +469,13 @@ async def _in_any_topic(admin: AsyncAdmin, unique_id: str) -> ReceivedMessage:
         for found in await asyncio.gather(*asked):
             if found:
                 return found[0]
-    problem = f"no message is stored where {unique_id} points, and no topic has a message with this unique id"
+    problem = (
+        f"no message is stored where {unique_id} points, and no topic has a message with this "
+        "unique id"
+    )
     if len(copies) > FEW_TOPICS:
         problem += (
-            f"; the {len(copies):,} topics for retries and dead letters are too many to search: name "
-            "one, as in --topic %DLQ%billing"
+            f"; the {len(copies):,} topics for retries and dead letters are too many to search: "
+            "name one, as in --topic %DLQ%billing"
         )
     raise CommandError(problem)

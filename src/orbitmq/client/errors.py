@@ -121,7 +121,7 @@ class NoReply(TimedOut):
         self.timeout = timeout
         super().__init__(
             f"no reply to the request to {topic!r} within {timeout:g} s; is a consumer running "
-            "that replies, and is it given enough time?"
+            "that replies, and is the timeout long enough?"
         )
 
 
@@ -176,7 +176,7 @@ class QueueNotAssigned(WrongUse):
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         super().__init__(
-            f"{queue} is not assigned to this consumer; another member may have it by now: "
+            f"{queue} is not assigned to this consumer; another member may own it by now: "
             "see assignment"
         )
 

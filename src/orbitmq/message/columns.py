@@ -54,7 +54,7 @@ class EncodedMessages:
         return _encoded(elements.take(pa.array(rows)))
 
     def frames(self, most_bytes: int, most: int) -> list[tuple[int, int]]:
-        """The rows as runs of at most so many bytes and messages; what is longer is alone."""
+        """The rows as batches of at most this size and number; a longer message is alone."""
         runs = []
         begin, bounds = 0, self.bounds
         while begin < len(self):
@@ -135,10 +135,10 @@ def joined_items(maps: pa.MapArray) -> pa.StringArray:
 def with_entries(
     maps: pa.MapArray, entries: Mapping[str, str], are_whole: npt.NDArray[np.bool_]
 ) -> pa.MapArray:
-    """The maps with further entries, but for those that are whole. There are no nulls."""
+    """Add entries to the maps, except to those that `are_whole`. There are no nulls."""
     bounds, names, values = _entries(maps)
     added = np.where(are_whole, 0, len(entries))
-    # What is added to a map comes behind its own entries; it is taken from behind all of them.
+    # Added entries follow a map's own; in the joined columns they are behind all others.
     further = np.tile(np.arange(len(entries)) + len(names), np.count_nonzero(~are_whole))
     places = np.insert(np.arange(len(names)), np.repeat(bounds[1:], added), further)
     return pa.MapArray.from_arrays(

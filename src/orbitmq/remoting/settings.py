@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from orbitmq.errors import OrbitError, SettingError, TimedOut, Unavailable
-from orbitmq.wire.codes import DEFAULT_LIMITS, WireLimits
+from orbitmq.wire.codes import DEFAULT_LIMITS, RequestCode, ResponseCode, WireLimits, named
 
 if TYPE_CHECKING:
     from orbitmq.remoting.tls import ServerTls
@@ -242,7 +242,8 @@ class RequestTimedOut(RemotingError, TimedOut):
         self.remote = remote
         self.code = code
         self.timeout = timeout
-        super().__init__(f"{remote} did not answer request {code} within {timeout:g} s")
+        request = f" {named(RequestCode, code)!r}" if code else ""
+        super().__init__(f"{remote} did not answer{request} within {timeout:g} s")
 
 
 class TooManyRequests(RemotingError):
@@ -264,4 +265,4 @@ class Refused(RemotingError):
     def __init__(self, code: int, remark: str) -> None:
         self.code = int(code)
         self.remark = remark
-        super().__init__(f"refused with code {self.code}: {remark}")
+        super().__init__(f"refused, {named(ResponseCode, self.code)}: {remark}")

@@ -73,7 +73,7 @@ _WINDOW: Final = 200
 
 
 class IndexHeader(NamedTuple):
-    """What a file says about itself."""
+    """The header of an index file."""
 
     begin_ms: int = 0
     end_ms: int = 0
@@ -345,10 +345,10 @@ def _chain(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], int]:
     """Link entries numbered from `first_number` to those before them in their slots.
 
-    Returns the links, the slots that change, what they will say, and how many are newly used. A
+    Returns the links, the changed slots, their new values, and how many are newly used. A
     stable sort by slot puts the entries of a slot side by side in their order: each follows its
-    neighbour, the first one of a slot follows what the slot says, the last one is what the slot
-    will say.
+    neighbour, the first one of a slot follows the slot's old value, and the last one is the slot's
+    new value.
     """
     order = np.argsort(slot_of, kind="stable")
     by_slot = slot_of[order]
@@ -656,12 +656,12 @@ def _drop(paths: list[Path], reason: str, files: DiskFiles) -> None:
 # nothing.
 
 _CHUNK = 4 << 20
-#: Seconds until a disk that refused the index is asked again.
+#: The pause in seconds after a failed write of the index.
 _PAUSE = 5.0
 
 
 class Indexing:
-    """The index and how far it has come."""
+    """The index and its position in the log."""
 
     def __init__(self, index: KeyIndex, commit_log: CommitLog, position: int, clock: Clock) -> None:
         self.index = index
@@ -708,7 +708,7 @@ class Indexing:
             try:
                 self.index.append_log(file.view[:end], found.records.starts, file.base)
             except OSError:
-                # The log is what must go on, and has everything: the disk may have room later.
+                # The log has everything and must not stop; the disk may have room later.
                 log.exception("the key index cannot be written; look-ups find only older messages")
                 self._retry_at = self._clock.monotonic() + _PAUSE
                 return False
@@ -729,7 +729,7 @@ class Indexing:
 
     def begin_flush(self) -> None:
         self._flush_at = (self.position, self.index.resume_offset)
-        self._flush_failed = True  # until it has got through: others of the round come first
+        self._flush_failed = True  # until `end_flush`: other files of the round are flushed first
         self._flush = self.index.begin_flush()
 
     def run_flush(self) -> None:

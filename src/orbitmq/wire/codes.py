@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RequestCode(enum.IntEnum):
-    """What a request asks for."""
+    """The codes of requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -177,7 +177,7 @@ class RequestCode(enum.IntEnum):
 
 
 class ResponseCode(enum.IntEnum):
-    """What an answer says."""
+    """The codes of answers."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -247,6 +247,14 @@ class ResponseCode(enum.IntEnum):
     RPC_UNKNOWN = -1000
 
 
+def named(codes: type[RequestCode | ResponseCode], code: int) -> str:
+    """The name of a code in words, such as `send message`; `code 4711` for an unknown one."""
+    try:
+        return codes(code).name.lower().replace("_", " ")
+    except ValueError:
+        return f"code {code}"
+
+
 class Flag(enum.IntFlag):
     """Bits of a command's `flag`."""
 
@@ -291,7 +299,7 @@ class ForbiddenType(enum.IntEnum):
 
 
 class TransactionState(enum.IntEnum):
-    """What a producer says about a half message; `commitOrRollback` of END_TRANSACTION."""
+    """The outcome of a transaction, as its producer reports it; `commitOrRollback` of END_TRANSACTION."""
 
     UNKNOWN = 0
     COMMIT = 8
@@ -382,7 +390,7 @@ def release_of(ordinal: int) -> Release | None:
     return None
 
 
-# How much a peer may ask us to hold. One frozen value, checked before any memory is taken.
+# Limits of what a peer can make this process hold, checked before memory is allocated.
 
 
 #: The header length shares its word with the type byte, so 24 bits are all there is.
@@ -399,7 +407,7 @@ class WireLimits:
 
     #: Bytes of one frame after its length word; Apache's default for both sides.
     frame: int = 16 * 1024 * 1024
-    #: Bytes of one header. The longest honest one answers a batch send: 33 bytes for every message.
+    #: Bytes of one header. The longest regular one answers a batch send: 33 bytes for every message.
     header: int = 4 * 1024 * 1024
     #: Entries of `extFields`. The widest header declared by Apache has under thirty.
     ext_fields: int = 1024
@@ -407,9 +415,9 @@ class WireLimits:
     ext_key: int = 1024
     #: Bytes of one value of `extFields`, and of a remark.
     ext_value: int = 4 * 1024 * 1024
-    #: Values (objects, arrays, scalars) in one body that takes the tolerant way.
+    #: Values (objects, arrays, scalars) in one body that the tolerant decoder reads.
     body_values: int = 1_000_000
-    #: Arrays and objects inside each other in a body that takes the tolerant way.
+    #: Arrays and objects inside each other in a body that the tolerant decoder reads.
     body_depth: int = 64
     #: Bytes that a compressed body may grow to.
     inflated: int = 64 * 1024 * 1024
@@ -428,7 +436,7 @@ class WireLimits:
 DEFAULT_LIMITS = WireLimits()
 
 
-# What can go wrong between bytes and commands, named by what the caller does about it.
+# Errors of decoding and encoding, by what the caller does about them.
 
 
 class WireError(OrbitError):
@@ -443,7 +451,7 @@ class FrameError(WireError):
 
 
 class OtherProtocol(FrameError):
-    """The peer speaks something else, which its first bytes tell."""
+    """The first bytes belong to another protocol."""
 
 
 class HeaderError(WireError):
@@ -471,4 +479,4 @@ class EncodeError(WireError):
 
 
 class LimitError(WireError):
-    """A setting of `WireLimits` that makes no sense."""
+    """An invalid value in `WireLimits`."""

@@ -89,14 +89,14 @@ class Command(msgspec.Struct, frozen=True, eq=False, gc=False):
     _raw: Bytes | msgspec.Raw | None = None
     #: The fields as a map, once made.
     _fields: Mapping[str, str] | None = None
-    #: What the peer may make us hold when the fields are unpacked.
+    #: The limits for unpacking the fields.
     _limits: WireLimits = DEFAULT_LIMITS
     #: The fields as a typed header, when they were read with the outer one; then that is in `_raw`.
     _header: Header | None = None
 
     @property
     def kept_bytes(self) -> int:
-        """How many bytes of a received frame live as long as this command does."""
+        """Bytes of the received frame that this command keeps in memory."""
         return len(self.body) + (0 if self._raw is None else len(self._raw))
 
     @classmethod
@@ -266,7 +266,7 @@ def _whole_decoder(kind: type[Header]) -> Callable[[bytes], _WholeEnvelope]:
 
 _decode_envelope = msgspec.json.Decoder(_Envelope, strict=False).decode
 _SEND, _PULL = int(RequestCode.SEND_MESSAGE_V2), int(RequestCode.PULL_MESSAGE)
-#: What is read in one go, by how its text begins: the code, and its decoder.
+#: Headers that one decoder reads completely, by the beginning of their text.
 _IN_ONE_GO: Mapping[bytes, tuple[int, Callable[[bytes], _WholeEnvelope]]] = {
     b'{"code":%d,' % _SEND: (_SEND, _whole_decoder(lettered(SendMessageRequest))),
     b'{"code":%d,"' % _PULL: (_PULL, _whole_decoder(PullMessageRequest)),
@@ -282,7 +282,7 @@ _OTHER = Language.OTHER
 
 
 def decode_command(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Command:
-    """What a frame says. Raises `FrameError` when its header cannot be read at all."""
+    """Decode a frame. Raises `FrameError` when its header cannot be read at all."""
     if frame.serialization:
         return _decode_binary(frame, limits)
     text = frame.header

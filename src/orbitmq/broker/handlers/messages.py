@@ -41,6 +41,7 @@ from orbitmq.wire.codes import (
     RequestCode,
     ResponseCode,
     WireError,
+    named,
     release_of,
 )
 from orbitmq.wire.command import Command
@@ -521,7 +522,7 @@ class ReplyHandler:
             log.warning("reply was not pushed: %s", error, extra={"client": requester})
             return f"push reply message to {requester} fail: {error}"
         if answer.code != ResponseCode.SUCCESS:
-            return f"push reply message to {requester} fail: {answer.remark or answer.code}"
+            return f"push reply message to {requester} fail: {answer.remark or named(ResponseCode, answer.code)}"
         return None
 
     def _pushed(

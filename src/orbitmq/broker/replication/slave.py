@@ -52,7 +52,7 @@ from orbitmq.wire.bodies import (
     TimingCount,
     TopicConfigTable,
 )
-from orbitmq.wire.codes import Gate, RequestCode, ResponseCode
+from orbitmq.wire.codes import Gate, RequestCode, ResponseCode, named
 from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import Body, decode_body, encode_body
 
@@ -487,7 +487,8 @@ class TableCopier:
         answer = await self._channels.request(address, code, timeout=_TIMEOUT)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(
-                f"the master answers {code.name} with {answer.code}: {answer.remark or 'no remark'}"
+                f"the master refused {named(RequestCode, code)!r}: "
+                f"{answer.remark or named(ResponseCode, answer.code)}"
             )
         return decode_body(kind, answer.body)
 

@@ -1,6 +1,6 @@
 """How a cluster is reached, and a process's connections to it for reading ranges of queues.
 
-A `RangeAccess` travels: a driver makes it, its workers use it.
+A `RangeAccess` can be pickled: a driver creates it, its workers use it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orbitmq.wire.command import Command, Credentials
 from orbitmq.wire.headers import GetRouteInfoRequest, Header
 from orbitmq.wire.javajson import decode_body
 
-__all__ = ["ClientTls", "Credentials"]  # offered to packages that may not import them themselves
+__all__ = ["ClientTls", "Credentials"]  # re-exported for packages that may not import them directly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
