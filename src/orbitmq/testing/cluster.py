@@ -7,12 +7,10 @@ store is on the disk, requests come over sockets, and clients find topics throug
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import shutil
 import string
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
@@ -25,7 +23,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.broker.topics import READ_WRITE
 from orbitmq.client.engine import AsyncLife
-from orbitmq.client.loopthread import Life
+from orbitmq.client.loopthread import Life, LoopThread
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.cluster import Cluster
@@ -51,6 +49,7 @@ MOST_QUEUES = 1024
 _CHECK_INTERVAL = 0.02
 #: Messages of a queue in one read.
 _READ_SIZE = 1000
+_NOT_STARTED = "the cluster is not started; use it as a context manager"
 
 
 @explained()
@@ -228,7 +227,7 @@ class AsyncEmbeddedCluster(AsyncLife):
     def running(self) -> Cluster:
         """What has been started. Raises `OrbitError` before that."""
         if self._cluster is None:
-            raise OrbitError("the cluster is not started; use it as a context manager")
+            raise OrbitError(_NOT_STARTED)
         return self._cluster
 
     def _settings(self, folder: Path, place: int) -> BrokerSettings:
@@ -276,7 +275,6 @@ R = TypeVar("R")
 
 #: Seconds for any single step, so that a failing test ends.
 _DEADLINE = 60.0
-_NOT_STARTED = "the cluster is not started; use it as a context manager"
 
 
 @explained()
@@ -301,63 +299,32 @@ class EmbeddedCluster(Life):
         self._cluster = AsyncEmbeddedCluster(
             brokers=brokers, folder=folder, clock=clock, adjust=adjust
         )
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        #: Done when the cluster shall stop, and when it has stopped.
-        self._stopping: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = LoopThread("orbitmq-cluster")
         self._producer: Producer | None = None
         self.clock = self._cluster.clock
 
     def start(self) -> None:
         """Returns when clients find every broker."""
-        if self._thread is not None:
+        if self._thread.is_running:
             raise OrbitError("the cluster is started already")
-        started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._stopping, self._stopped = concurrent.futures.Future(), concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._live(started)), name="orbitmq-cluster", daemon=True
-        )
         self._thread.start()
         try:
-            started.result(_DEADLINE)
+            self.run(self._cluster.start())
         except BaseException:
-            self.stop()
+            self._thread.stop(_DEADLINE)
             raise
 
     def stop(self) -> None:
         """Stop everything and remove the data, unless it has a folder of its own."""
-        thread, self._thread = self._thread, None
-        if thread is None:
+        if not self._thread.is_running:
             return
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.stop()
-        self._stopping.set_result(None)
         try:
-            self._stopped.result(_DEADLINE)
+            self.run(self._cluster.stop())
         finally:
-            thread.join(_DEADLINE)
-
-    async def _live(self, started: concurrent.futures.Future[None]) -> None:
-        """Run the cluster; errors are raised in start() and stop()."""
-        ended = self._stopped
-        try:
-            await self._cluster.start()
-        except BaseException as error:  # noqa: BLE001  # raised again by start()
-            started.set_exception(error)
-            ended.set_result(None)
-            return
-        self._loop = asyncio.get_running_loop()
-        started.set_result(None)
-        await asyncio.wrap_future(self._stopping)
-        self._loop = None
-        try:
-            await self._cluster.stop()
-        except BaseException as error:  # noqa: BLE001  # raised again by stop()
-            ended.set_exception(error)
-        else:
-            ended.set_result(None)
+            self._thread.stop(_DEADLINE)
 
     @property
     def name_server(self) -> str:
@@ -379,8 +346,7 @@ class EmbeddedCluster(Life):
 
     def send(self, topic: str, *bodies: bytes | str, **fields: Any) -> list[SendResult]:
         """Send a message for each body; `fields` are those of `Producer.send`: tags, keys, ..."""
-        if self._loop is None:
-            raise OrbitError(_NOT_STARTED)
+        self._check_started()
         if self._producer is None:
             self._producer = Producer("orbitmq-testing", name_server=self.name_server)
             self._producer.start()
@@ -424,10 +390,16 @@ class EmbeddedCluster(Life):
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the loop of the cluster."""
-        if self._loop is None:
+        try:
+            self._check_started()
+        except OrbitError:
             work.close()
+            raise
+        return self._thread.run(work, _DEADLINE)
+
+    def _check_started(self) -> None:
+        if not self._thread.is_running:
             raise OrbitError(_NOT_STARTED)
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_DEADLINE)
 
 
 class MovableClock:

@@ -299,7 +299,7 @@ class ForbiddenType(enum.IntEnum):
 
 
 class TransactionState(enum.IntEnum):
-    """The outcome of a transaction, as its producer reports it; `commitOrRollback` of END_TRANSACTION."""
+    """The outcome of a transaction by its producer: `commitOrRollback` of END_TRANSACTION."""
 
     UNKNOWN = 0
     COMMIT = 8
@@ -407,7 +407,7 @@ class WireLimits:
 
     #: Bytes of one frame after its length word; Apache's default for both sides.
     frame: int = 16 * 1024 * 1024
-    #: Bytes of one header. The longest regular one answers a batch send: 33 bytes for every message.
+    #: Bytes of one header. The longest regular one answers a batch send: 33 bytes a message.
     header: int = 4 * 1024 * 1024
     #: Entries of `extFields`. The widest header declared by Apache has under thirty.
     ext_fields: int = 1024

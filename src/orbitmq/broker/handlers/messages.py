@@ -522,7 +522,8 @@ class ReplyHandler:
             log.warning("reply was not pushed: %s", error, extra={"client": requester})
             return f"push reply message to {requester} fail: {error}"
         if answer.code != ResponseCode.SUCCESS:
-            return f"push reply message to {requester} fail: {answer.remark or named(ResponseCode, answer.code)}"
+            why = answer.remark or named(ResponseCode, answer.code)
+            return f"push reply message to {requester} fail: {why}"
         return None
 
     def _pushed(
