@@ -213,14 +213,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.fragments:
         print("\n".join(fragments(modules_in(ROOT / "src"))))
         return 0
-    figures = measure()
+    figures = measure(ROOT)
     exceeded = [name for name, value in figures.items() if value > LIMITS[name]]
     if not options.check:
         print(f"{'':50} {'now':>8} {'limit':>8}")
         for name, value in figures.items():
             print(f"{name:50} {value:8,} {LIMITS[name]:8,}")
         print(f"\n{'package':50} {'modules':>8} {'lines':>8}")
-        for package, (modules, lines) in packages().items():
+        for package, (modules, lines) in packages(ROOT).items():
             print(f"{package:50} {modules:8,} {lines:8,}")
     for name in exceeded:
         print(f"too many {name}: {figures[name]:,}, limit {LIMITS[name]:,}", file=sys.stderr)

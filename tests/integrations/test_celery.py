@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -85,6 +85,8 @@ def app(url):
     with Celery("tests.integrations.celeryapp", broker=url, backend="rpc://") as made:
         made.set_default()
         yield made
+        with suppress(AttributeError):  # nothing was consumed
+            made.backend.result_consumer.stop()
 
 
 def send(app: Celery, task: str, *args: object, **options):
@@ -170,12 +172,14 @@ def test_remote_control_reaches_every_node(app, start):
     start("one")
     start("two")
 
-    answers = app.control.ping(timeout=5)
+    # With the number of nodes, an inspection ends when all have answered.
+    inspect = app.control.inspect(timeout=PATIENCE, limit=2)
 
-    nodes = {name for answer in answers for name in answer}
+    nodes = set(inspect.ping())
+
     assert {name.split("@")[0] for name in nodes} <= {"celery", "one", "two"}
     assert len(nodes) == 2
-    assert set(app.control.inspect(timeout=5).active()) == nodes
+    assert set(inspect.active()) == nodes
 
 
 def test_the_page_shows_what_its_programs_print(start, orbit_shared_cluster, tmp_path, url):

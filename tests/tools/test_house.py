@@ -62,8 +62,11 @@ def test_private_names_stay_in_their_package(tmp_path, line, found):
     assert len(house.private_imports(house.modules_in(tmp_path))) == found
 
 
-def test_an_exceeded_limit_is_named_and_fails(monkeypatch, capsys):
-    monkeypatch.setattr(house, "LIMITS", {**house.LIMITS, "modules": 3})
+def test_an_exceeded_limit_is_named_and_fails(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "src", a="X = 1\n", b="Y = 1\n")
+    monkeypatch.setattr(house, "ROOT", tmp_path)
 
+    assert house.main(["--check"]) == 0
+    monkeypatch.setattr(house, "LIMITS", {**house.LIMITS, "modules": 1})
     assert house.main(["--check"]) == 1
-    assert "too many modules: " in capsys.readouterr().err
+    assert "too many modules: 2, limit 1" in capsys.readouterr().err
