@@ -70,9 +70,9 @@ async def _remarks(address: Address) -> list[tuple[int, str]]:
             if answer.remark:
                 found.append((int(code), answer.remark))
 
-    for name in NAMES:
-        fields, bodies = _fields(name), list(_bodies(name))
-        await asyncio.gather(*(ask(code, fields, body) for code in RequestCode for body in bodies))
+    said = [(_fields(name), body) for name in NAMES for body in _bodies(name)]
+    # Together, because one-way requests are waited for until the time is up.
+    await asyncio.gather(*(ask(code, fields, body) for fields, body in said for code in RequestCode))
     connection.close()
     await connection.wait_closed()
     return found
