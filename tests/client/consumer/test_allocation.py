@@ -81,12 +81,12 @@ QUEUES = st.builds(
         for number, count in enumerate(counts)
         for place in range(count)
     ],
-    st.lists(st.integers(0, 64), min_size=1, max_size=4),
+    st.lists(st.integers(0, 24), min_size=1, max_size=4),
 )
 MEMBERS = st.sets(
     st.from_regex(r"r[1-3]\.[0-9]{1,3}\.[0-9]{1,3}@[0-9]{1,5}#[0-9]{1,9}", fullmatch=True),
     min_size=1,
-    max_size=64,
+    max_size=24,
 )
 STRATEGIES = st.sampled_from(
     [
