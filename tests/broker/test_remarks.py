@@ -72,7 +72,7 @@ async def _remarks(address: Address) -> list[tuple[int, str]]:
 
     said = [(_fields(name), body) for name in NAMES for body in _bodies(name)]
     # Together, because one-way requests are waited for until the time is up.
-    await asyncio.gather(*(ask(code, fields, body) for fields, body in said for code in RequestCode))
+    await asyncio.gather(*(ask(code, *each) for each in said for code in RequestCode))
     connection.close()
     await connection.wait_closed()
     return found

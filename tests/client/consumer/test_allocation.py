@@ -72,7 +72,8 @@ def _answer(case: Case) -> list[int] | None:
         own = list(strategy_of(case)(queues, ids, case.me))
     except AllocationError:
         return None
-    return [case.queues.index(queue) for queue in own]
+    places = {queue: place for place, queue in reversed([*enumerate(case.queues)])}
+    return [places[queue] for queue in own]
 
 
 QUEUES = st.builds(
