@@ -23,7 +23,7 @@ from tests.support.store import SMALL, lookup, messages_of, with_policy
 if TYPE_CHECKING:
     from pathlib import Path
 
-ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "8"))
 SEED = os.environ.get("ORBITMQ_FIRST_SEED", "")
 #: Kills of one store, after which another one begins: reading all of it takes longer each time.
 OF_ONE_STORE = 20
