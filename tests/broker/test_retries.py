@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.delays import DLQ_REASON, PUT_OFF, Failure
 from orbitmq.broker.parked import copied, park
+from orbitmq.broker.retries import DLQ_REASON, PUT_OFF, Failure
 from orbitmq.broker.settings import SendSettings
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.record import MAX_PROPERTIES

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.delays import PUT_OFF
+from orbitmq.broker.retries import PUT_OFF
 from orbitmq.client.consumer.sendback import NO_LIMIT, SendBack, level_for
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure, Outcome, Retry, Verdict
 from orbitmq.client.errors import BrokerUnavailable

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from orbitmq import names
 from orbitmq.broker.counters import TopicCounts
-from orbitmq.broker.delays import PUT_OFF, Failure, given_up_properties
 from orbitmq.broker.errors import PutResult, Refused, SystemBusy, refusal_code
 from orbitmq.broker.groups import peer_of
+from orbitmq.broker.retries import PUT_OFF, Failure, given_up_properties
 from orbitmq.broker.topics import may_write
 from orbitmq.broker.writes import BatchPlace, Draft, SendAnswers, unique_id_of, waits_for_flush
 from orbitmq.clock import milliseconds, milliseconds_up
