@@ -26,7 +26,7 @@ DEADLINE = 500.0
 #: By then a planted mistake has shown itself many times over.
 LIVES_OF_A_MISTAKE = 120
 #: Where to begin with mistakes that show themselves in few lives.
-FIRST_LIVES = {"believes-in-locks-for-ever": 20}
+FIRST_LIVES = {"believes-in-locks-for-ever": 49}
 
 ROOT = Path(__file__).parents[2]
 
