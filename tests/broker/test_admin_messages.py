@@ -259,7 +259,7 @@ async def test_a_message_that_is_not_there_cannot_be_consumed(client, members, m
     answer = await ask(client, DIRECTLY, header)
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "cannot be had" in (answer.remark or "")
+    assert "cannot be read" in (answer.remark or "")
     assert members.asked == []
 
 

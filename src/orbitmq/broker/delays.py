@@ -65,14 +65,14 @@ class Delays:
         self._destinations = parts.destinations
         self._clock = parts.clock
         self._batch = parts.settings.delays.step_messages
-        #: Wakes the alarm: there may be something to do earlier than the step said.
+        #: Wakes the alarm: there may be work before the time that the step returned.
         self.wake: Callable[[], None] = no_wake
         self._levels = [
             _Level(number, milliseconds_up(delay))
             for number, delay in enumerate(parts.settings.store.delay_levels, start=1)
         ]
         self._version = first_version(parts.clock.now())
-        #: Increases with every change of what the file says.
+        #: Increases with every change of the content of the file.
         self.revision = 0
         self._versioned = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, DelayOffsets, disk=disk)

@@ -103,7 +103,7 @@ class GroupTable:
         }
         self._forbidden: dict[str, dict[str, int]] = {}
         self.data_version = first_version(now)
-        #: Increases with every change of what the file says.
+        #: Increases with every change of the content of the file.
         self.revision = 0
 
     # Lookups.

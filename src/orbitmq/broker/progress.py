@@ -70,7 +70,7 @@ class ProgressTable:
         #: Commits refused because they would have moved progress back.
         self.refused = 0
         self.data_version = first_version(wall)
-        #: Increases with every change of what the file says.
+        #: Increases with every change of the content of the file.
         self.revision = 0
 
     # Commits.
@@ -157,7 +157,7 @@ class ProgressTable:
     # Queries.
 
     def query(self, topic: str, group: str, queue_id: int) -> int | None:
-        """The offset to go on from, a pending reset first; None when there is none."""
+        """The offset to continue from, a pending reset first; None when there is none."""
         pending = self.pending_reset(topic, group, queue_id)
         return pending if pending is not None else self.stored(topic, group, queue_id)
 
@@ -219,7 +219,7 @@ class ProgressTable:
     # Resets.
 
     def reset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Make the group go on at `offset`, online or not."""
+        """Make the group continue at `offset`, online or not."""
         key = (topic, group)
         self._resets.setdefault(key, {})[queue_id] = offset
         self._overwrite(key, queue_id, offset)

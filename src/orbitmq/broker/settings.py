@@ -151,10 +151,10 @@ class DelaySettings:
 class TransactionSettings:
     """When producers are asked about open half messages."""
 
-    check_interval: float = 30.0  #: how often half messages are looked at
+    check_interval: float = 30.0  #: how often half messages are checked
     timeout: float = 6.0  #: time since its birth without questions about a half message
     check_max: int = 15  #: after this number of questions it is given up
-    step_messages: int = 256  #: half messages looked at in one step of the loop
+    step_messages: int = 256  #: half messages examined in one step of the loop
 
     def __post_init__(self) -> None:
         check_positive("transactions", self, "check_interval", "check_max", "step_messages")
@@ -195,7 +195,7 @@ class AccessSettings:
     """Which accounts may use the broker."""
 
     accounts: Path | None = None  #: a file of accounts; None: all clients may use the broker
-    check_interval: float = 2.0  #: how often the file is looked at for changes
+    check_interval: float = 2.0  #: how often the file is checked for changes
 
     def __post_init__(self) -> None:
         check_positive("access", self, "check_interval")

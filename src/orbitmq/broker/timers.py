@@ -93,7 +93,7 @@ class Timers:
         self._store = parts.store
         self._clock = parts.clock
         self._batch = parts.settings.delays.step_messages
-        #: Wakes the alarm: there may be something to do earlier than the step said.
+        #: Wakes the alarm: there may be work before the time that the step returned.
         self.wake: Callable[[], None] = no_wake
         #: Time and offset of messages to be delivered.
         self._heap: list[int] = []
@@ -108,7 +108,7 @@ class Timers:
         #: The last reported progress, or the master's.
         self._told = TimerFile()
         self._is_copy = False
-        #: Increases with every change of what the file says.
+        #: Increases with every change of the content of the file.
         self.revision = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, TimerFile, disk=disk)
         parts.config_files.append(file)

@@ -204,7 +204,7 @@ class TopicTable:
         self._system = names.SYSTEM_TOPICS | self._topics.keys()
         self._changed: set[str] = set()
         self.data_version = first_version(now)
-        #: Increases with every change of what the file says.
+        #: Increases with every change of the content of the file.
         self.revision = 0
 
     # Lookups.

@@ -405,7 +405,7 @@ _SLOW_BYTES = 64 * 1024
 #: Why no producer can be asked about a message, and the remedy.
 _NO_PLACE = (
     "the message does not say to which topic and queue it belongs",
-    "Look at what sent it: no producer can commit it",
+    "Check the program that sent it: no producer can commit it",
 )
 _NOT_CONNECTED = (
     "no producer of the group is connected",
@@ -474,7 +474,7 @@ class TransactionChecks:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.halves = HalfMessages(parts)
-        #: Wakes the alarm: there may be something to do earlier than the step said.
+        #: Wakes the alarm: there may be work before the time that the step returned.
         self.wake: Callable[[], None] = no_wake
         self._next_round = parts.clock.monotonic() + parts.settings.transactions.check_interval
         #: The begin of the current round; None between rounds.
@@ -527,7 +527,7 @@ class TransactionChecks:
         return is_over, self._release is not None
 
     def _deal(self, half: StoredMessage, now_ms: int, round_ms: int, release: Release) -> bool:
-        """Process an open half message; whether the round goes on."""
+        """Process an open half message; whether the round continues."""
         settings = self._parts.settings.transactions
         try:
             verdict = judge(
@@ -594,7 +594,7 @@ class TransactionChecks:
     def _given_up(self, half: StoredMessage) -> Draft:
         group = half.get_property(PRODUCER_GROUP) or ""
         why = (
-            f"after {times_asked(half)} questions that no producer of group "
+            f"after {times_asked(half)} checks that no producer of group "
             f"{names.shown(group, _SHOWN)} has answered"
         )
         if real_place(half) is None:

@@ -924,7 +924,7 @@ async def skip(
         bool, typer.Option("--retries", help="Also skip messages that wait for a retry.")
     ] = False,
 ) -> None:
-    """Skip the backlog: the group goes on with what comes from now on."""
+    """Skip the backlog: the group continues with new messages."""
     plans = await session.admin.progress.plan_skip(group, topic or None, retries=retries)
     await _carry_out(session, plans)
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 app = section("Start servers.")
-config_app = section("Look at the settings.")
+config_app = section("Show the settings in force.")
 app.add_typer(config_app, name="config")
 
 

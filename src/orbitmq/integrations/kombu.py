@@ -69,14 +69,14 @@ SCHEMES: Final = ("orbitmq", "rocketmq")
 TRANSPORT_ALIASES.update(dict.fromkeys(SCHEMES, f"{__name__}:Transport"))
 
 DEFAULT_PORT: Final = 9876
-#: Messages that a member has in hand at first, and at most (the consumer's limit).
+#: Messages that a member holds at first, and at most (the consumer's limit).
 _FIRST_ROOM: Final = 16
 _MOST_ROOM: Final = 1000
-#: Seconds between two looks whether a queue is empty.
+#: Seconds between two checks of an empty queue.
 _LOOK: Final = 0.02
 #: Seconds that a task must be ahead of its time for the broker to keep it until then.
 _SOON: Final = 1.0
-#: Messages that are delivered before an event loop does something else.
+#: Messages that are delivered in one turn of the event loop.
 _AT_ONCE: Final = 50
 #: Characters of a name beside its number; a group may have 120.
 _LONGEST_NAME: Final = 100
@@ -92,7 +92,7 @@ class Options:
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         for name in given.keys() - set(self.__slots__):
-            # kombu and Celery read options of their own here; only a slip is refused.
+            # kombu and Celery have options of their own here; only misspelled names are refused.
             if meant := difflib.get_close_matches(name, self.__slots__, 1, 0.8):
                 raise SettingError(
                     f"transport_options has no {name!r}; do you mean {meant[0]!r}? There are: "
@@ -100,7 +100,7 @@ class Options:
                 )
         #: The queues of a new topic on each broker: as many processes may share its messages.
         self.queues: int = given.get("queues", 16)
-        #: A message that is unacknowledged for so many seconds is delivered again.
+        #: Seconds after which an unacknowledged message is delivered again.
         self.visibility_timeout: float = given.get("visibility_timeout", 3600.0)
         #: Seconds for a request to the cluster.
         self.timeout: float = given.get("timeout", 5.0)
@@ -131,7 +131,7 @@ def exchange_topic(exchange: str, *, vhost: str = "/") -> str:
 
 
 class Delivery:
-    """A message in hand: fetched, and neither acknowledged nor rejected."""
+    """A fetched message that is neither acknowledged nor rejected."""
 
     __slots__ = ("_is_settled", "_loop", "_outcome", "message", "payload")
 
@@ -143,7 +143,7 @@ class Delivery:
         self._is_settled = False
 
     async def settled(self) -> None:
-        """Returns when the message is done; raises what is to become of it otherwise."""
+        """Returns when the message is acknowledged; raises the error for a rejected one."""
         error = await self._outcome
         if error is not None:
             raise error
@@ -165,7 +165,7 @@ class Delivery:
 
 
 class Arrivals:
-    """Counts what a waiting `drain_events` or an event loop has to look at."""
+    """Counts new messages for a waiting `drain_events` or an event loop."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -177,7 +177,7 @@ class Arrivals:
             self.count += 1
             self._changed.notify_all()
             if self._sockets is not None:
-                with contextlib.suppress(BlockingIOError):  # full: the loop is told already
+                with contextlib.suppress(BlockingIOError):  # full: the loop is notified already
                     self._sockets[1].send(b"+")
 
     def wait_beyond(self, count: int, timeout: float | None) -> bool:
@@ -252,12 +252,12 @@ class Member:
     def move(
         self, arrivals: Arrivals, is_wanted: Callable[[ReceivedMessage, dict[str, Any]], bool]
     ) -> None:
-        """Tell another connection of this process what arrives, and what is here already."""
+        """Notify another connection of this process instead, also of waiting messages."""
         self._arrivals, self._is_wanted = arrivals, is_wanted
         arrivals.notify()
 
     def subscribe(self, topics: Mapping[str, str | None]) -> None:
-        """Have these topics with their tags; begins to consume with the first call."""
+        """Subscribe to these topics and tags; the first call begins to consume."""
         for topic, tags in topics.items():
             if topic in self._topics and self._topics[topic] == tags:
                 continue
@@ -299,13 +299,13 @@ class Member:
             self._arrivals.notify()
 
     def take(self) -> Delivery:
-        """The most urgent message that is here. Raises `Empty`."""
+        """The waiting message with the highest priority. Raises `Empty`."""
         with self._lock:
             while self._waiting:
                 delivery = heapq.heappop(self._waiting)[-1]
                 if not delivery.is_over:
                     return delivery
-            # All room is taken by messages that the application holds, and it asks for more.
+            # The application holds as many messages as fit, and asks for more.
             is_full = len(self._in_hand) >= self._room
         if is_full and self._room < _MOST_ROOM:
             self._room = min(2 * self._room, _MOST_ROOM)
@@ -313,7 +313,7 @@ class Member:
         raise Empty
 
     def drop_waiting(self) -> int:
-        """Finish what was not taken yet; returns how many."""
+        """Finish all waiting messages; returns their number."""
         with self._lock:
             dropped = [entry[-1] for entry in self._waiting]
             self._waiting.clear()
@@ -323,26 +323,26 @@ class Member:
 
     @property
     def taken(self) -> int:
-        """What the application has."""
+        """The number of messages that the application holds."""
         with self._lock:
             waiting = {entry[-1] for entry in self._waiting}
             return sum(not each.is_over for each in self._in_hand - waiting)
 
     @property
     def waiting(self) -> int:
-        """What is here and nobody has taken."""
+        """The number of fetched messages that were not taken yet."""
         with self._lock:
             return sum(not entry[-1].is_over for entry in self._waiting)
 
     def positions(self) -> Mapping[Queue, int]:
-        """Up to where messages of its queues have come, or are done."""
+        """The offset behind the last fetched or finished message of each of its queues."""
         with self._lock:
             arrived = dict(self._arrived)
         done = self._consumer.positions()
         return {queue: max(at, arrived.get(queue, 0)) for queue, at in done.items()}
 
     def leave(self, put_back: Callable[[Delivery], None]) -> None:
-        """Put back what nobody acknowledged, and leave the group."""
+        """Put back unacknowledged messages and leave the group."""
         self._is_leaving = True
         with self._lock:
             unfinished = [each for each in self._in_hand if not each.is_over]
@@ -689,7 +689,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         return True
 
     def bound(self, queue: str, exchange: str, *, is_new: bool) -> None:
-        """A queue gets what is sent to the exchange from now on."""
+        """Bind a queue: it gets what is sent to the exchange from now on."""
         if is_new:
             topic = self._exchange_topic(exchange)
             if topic not in self._exchange_topics:
@@ -921,7 +921,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         self.arrivals.notify()  # the rest, after what else the loop has to do
 
     def size(self, queue: str) -> int:
-        """Messages that nobody has fetched."""
+        """Messages that no process has fetched."""
         member = self._members.get(queue) or self._of_another_connection(queue, consumes=False)
         topics = set(self._subscriptions(queue))
         try:
@@ -942,7 +942,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         return total + (0 if member is None else member.waiting)
 
     def purge(self, queue: str) -> int:
-        """Skip everything that nobody has taken; returns how much."""
+        """Skip all messages that were not taken; returns their number."""
         count = self.size(queue)
         member = self._members.get(queue)
         for topic in self._subscriptions(queue):

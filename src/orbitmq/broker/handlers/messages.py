@@ -238,7 +238,7 @@ class RelayHandler:
             kept_in = decode_message(body).topic
         except (StoreError, MessageError) as error:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"message {asked.msg_id!r} cannot be had: {error}"
+                ResponseCode.SYSTEM_ERROR, f"message {asked.msg_id!r} cannot be read: {error}"
             ) from error
         fields = {"brokerName": parts.settings.name}
         topic = parts.topics.get(asked.topic or "")

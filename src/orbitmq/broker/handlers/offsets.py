@@ -190,7 +190,7 @@ class ResetHandler:
     # Reset.
 
     def reset(self, connection: Connection, request: Command) -> Command:
-        """Make a group go on at another offset."""
+        """Make a group continue at another offset."""
         asked = request.header(ResetOffsetRequest)
         plan = self._plan(asked)
         if request.ext_fields.get(DRY_RUN, "").lower() != "true":

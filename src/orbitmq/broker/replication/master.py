@@ -314,7 +314,7 @@ class Replica:
             self.bytes_per_second = (self.sent_bytes - self._sent_then) / (now - self._looked_at)
         self._looked_at, self._sent_then = now, self.sent_bytes
         if now - self._heard_at > self._settings.silence:
-            self.close(f"it said nothing for {self._settings.silence:g} s")
+            self.close(f"it was silent for {self._settings.silence:g} s")
             return
         if self.acknowledged is None:
             return

@@ -243,7 +243,7 @@ class _Stream(asyncio.Protocol):
     def look(self) -> None:
         """Periodically: report, and close the connection to a silent master."""
         if self._monotonic() - self.heard_at > self._silence:
-            self._give_up(MasterLost(f"the master said nothing for {self._silence:g} s"))
+            self._give_up(MasterLost(f"the master was silent for {self._silence:g} s"))
         elif self._reported is not None:
             self._report(self._reported)
 

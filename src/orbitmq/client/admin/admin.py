@@ -194,7 +194,7 @@ class Progress(BlockingFace):
 
 @explained()
 class Messages(BlockingFace):
-    """Looks messages up."""
+    """Finds messages."""
 
     get = waiting(AsyncMessages.get)
     by_offset_id = waiting(AsyncMessages.by_offset_id)
@@ -210,7 +210,7 @@ class Messages(BlockingFace):
 
 @explained()
 class DeadLetters(BlockingFace):
-    """Dead letters: found, looked at, sent again, exported."""
+    """Lists, resends and exports dead letters."""
 
     list = _iterating(AsyncDeadLetters.list)
     sample = waiting(AsyncDeadLetters.sample)
@@ -222,7 +222,7 @@ class DeadLetters(BlockingFace):
 
 @explained()
 class Consumers(BlockingFace):
-    """Looks at clients."""
+    """Connected clients."""
 
     members = waiting(AsyncConsumers.members)
     producers = waiting(AsyncConsumers.producers)
@@ -232,7 +232,7 @@ class Consumers(BlockingFace):
 
 @explained()
 class Config(BlockingFace):
-    """Looks after running servers."""
+    """Settings of running servers."""
 
     broker = waiting(AsyncConfig.broker)
     update_broker = waiting(AsyncConfig.update_broker)

@@ -1,7 +1,7 @@
 """Requests to many servers with bounded concurrency, and the choice of brokers.
 
 All requests of an admin share one bound, so that a listing of thousands of groups neither floods a
-broker nor runs one by one. Requests are counted, so that tests can check the cost of a listing.
+broker nor runs one by one. Requests are counted, because the cost of a listing is promised.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class TopicQueries:
         outcomes = await self._asking.each(topology.readers(), lambda node: self.stats(node, topic))
         found = {
             queue_of(key): (bounds.min_offset, max(bounds.min_offset, bounds.max_offset))
-            for stats in outcomes.check(f"looking into topic {topic!r}").values()
+            for stats in outcomes.check(f"reading the bounds of topic {topic!r}").values()
             if stats is not None
             for key, bounds in stats.offset_table.items()
         }
@@ -666,7 +666,7 @@ class AsyncTopics:
         self, nodes: Sequence[BrokerNode], topic: str
     ) -> dict[BrokerNode, TopicConfig]:
         outcomes = await self._asking.each(nodes, lambda node: self._one(node, topic))
-        done = outcomes.check(f"looking topic {topic!r} up")
+        done = outcomes.check(f"looking up topic {topic!r}")
         return {node: config for node, config in done.items() if config is not None}
 
     async def _all(self, node: BrokerNode) -> tuple[tuple[TopicConfig, ...], frozenset[str]]:
@@ -731,7 +731,7 @@ class AsyncTopics:
 def _check_name(topic: str) -> None:
     check_topic(topic)
     if is_system_topic(topic):
-        raise BadRequest(f"{topic!r} belongs to the system and is left alone")
+        raise BadRequest(f"{topic!r} is a system topic and cannot be changed")
 
 
 def _count(name: str, value: int | None, before: int = 0) -> int:
