@@ -98,7 +98,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_present_context(
     [
         (("context", "use", "nowhere"), "there is no context 'nowhere'"),
         (("topic", "list", "--context", "nowhere"), "add it with: orbitmq context add nowhere"),
-        (("context", "show"), "there is no present context"),
+        (("context", "show"), "there is no current context"),
         (("context", "add", "a", "-n", "a:b:c"), "--name-server: "),
         (("context", "add", "a", "-n", "a", "--access-key", "k"), "needs its secret"),
         (("topic", "list", "-n", "a", "--context", "b"), "cannot be given together"),

@@ -162,7 +162,7 @@ def test_a_topic_is_given_to_another_broker_as_well(cli):
         "create grown --broker broker-b"
     )
     assert not_there == (
-        "topic 'grown' is not on broker-b; make it there with: orbitmq topic create grown "
+        "topic 'grown' is not on broker-b; create it there with: orbitmq topic create grown "
         "--broker broker-b"
     )
     assert planned["result"] == "would be created"
