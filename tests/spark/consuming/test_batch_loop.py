@@ -66,6 +66,7 @@ class Group:
             packed=object(),
             lag=dict,
             denial=lambda: None,
+            has_link=False,
             is_settled=lambda: True,
             failed_in_a_row=lambda: 0,
             settle=self._settle,
@@ -89,7 +90,7 @@ class Group:
         self.clock.advance(1)
 
     def plan_by(self, plan: Callable[[], tuple[Piece, ...]]) -> None:
-        def planned(limit: int) -> BatchPlan:
+        def planned(limit: int, *, follow: bool) -> BatchPlan:
             self.limits.append(limit)
             return BatchPlan(pieces=plan())
 
@@ -102,7 +103,7 @@ class Group:
         self.settled.append(reports)
         return sum(report.missing for report in reports)
 
-    def job(self, *_: Any, is_ordered: bool) -> list[PieceReport]:
+    def job(self, *_: Any, is_ordered: bool, offer: None) -> list[PieceReport]:
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -261,7 +262,7 @@ class Idle:
     def __init__(self) -> None:
         self.given: list[float] = []
 
-    def handle(self, pieces: Any, seconds: float) -> list[PieceReport]:
+    def handle(self, pieces: Any, seconds: float, *_: Any) -> list[PieceReport]:
         self.given.append(seconds)
         return [PieceReport(place=place, finished=piece.range.end) for place, piece in pieces]
 

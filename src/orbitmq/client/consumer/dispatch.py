@@ -324,10 +324,7 @@ class WindowReceiver:
         return self._limits.exceeded_by(owned.window)
 
     def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
-        queue, group, namespace = owned.queue, self._group, self._namespace
-        stored = decode_pulled(pulled)
-        found = [ReceivedMessage(each, queue, group, None, namespace) for each in stored]
-        wanted = subscription.accepted(found)
+        wanted = subscription.accepted(self.decoded(owned, pulled))
         window = owned.window
         new = window.add(wanted, pulled.next_offset)
         if new:
@@ -339,6 +336,12 @@ class WindowReceiver:
         elif not len(window):
             self._all_done(owned)
         return len(wanted)
+
+    def decoded(self, owned: OwnedQueue, pulled: Pulled) -> list[ReceivedMessage]:
+        """The messages of a pull. Raises `MessageError`."""
+        queue, group, namespace = owned.queue, self._group, self._namespace
+        stored = decode_pulled(pulled)
+        return [ReceivedMessage(each, queue, group, None, namespace) for each in stored]
 
     def passed(self, owned: OwnedQueue, next_offset: int) -> None:
         owned.window.skip_to(next_offset)

@@ -78,6 +78,12 @@ class Window:
         return len(self._taken)
 
     @property
+    def unfinished(self) -> list[ReceivedMessage]:
+        """The unfinished messages in order, taken or not."""
+        messages = [*self._taken.values(), *self._waiting.values()]
+        return sorted(messages, key=_offset_of) if self._taken else messages
+
+    @property
     def commit_offset(self) -> int | None:
         """Where another consumer would begin; None before the first pull."""
         if not self._taken:

@@ -1,8 +1,10 @@
 """The batches of a driver, one after the other: plan, run as a Spark job, settle.
 
-Invariant: a job that fails commits nothing, and its messages are planned again after a pause. In
-order the pause lasts until its tasks begin no further call and Spark has killed them: tasks hold
-the order locks in the driver's name, so the broker could not keep two of them apart.
+When few messages wait, the tasks of a job follow their queues and report meanwhile.
+
+Invariant: what a job did not report is planned again after it. In order, after a job that failed,
+once its tasks begin no further call and Spark has killed them: tasks hold the order locks in the
+driver's name, so the broker could not keep two of them apart.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orbitmq.clock import Clock, SystemClock
@@ -26,7 +30,12 @@ from orbitmq.spark.consuming.progress import (
     PipelineProgress,
     PipelineState,
 )
-from orbitmq.spark.consuming.queues import AdaptiveBatchSize, assign_to_tasks, growing_pause
+from orbitmq.spark.consuming.queues import (
+    AdaptiveBatchSize,
+    assign_to_tasks,
+    deal_queues,
+    growing_pause,
+)
 from orbitmq.spark.health import FailureRate
 from orbitmq.spark.internals import cause_first
 from orbitmq.spark.options import cause_of
@@ -35,7 +44,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from orbitmq.spark.consuming.pipeline import Driver, PackedDefinition
+    from orbitmq.spark.consuming.link import LinkOffer
+    from orbitmq.spark.consuming.pipeline import Attended, Driver, PackedDefinition
     from orbitmq.spark.consuming.queues import BatchPlan, Piece
 
 
@@ -44,6 +54,16 @@ log = logging.getLogger(__name__)
 #: Seconds that a cancelled batch has to end, and between two cancellations.
 _CANCELLED: Final = 10.0
 _CANCELLED_AGAIN: Final = 0.5
+#: Seconds between two looks at a job that follows queues, at most.
+_LOOK_EVERY: Final = 0.5
+_LOOK_FOR_IDLE: Final = 0.05
+#: Seconds that tasks of any job may wait for slots, and then without following.
+_MAY_WAIT: Final = 1.0
+_GIVING_WAY: Final = 10.0
+#: Seconds that all tasks have to reach the driver, and then without following, longer each time.
+_TO_CONNECT: Final = 30.0
+_UNREACHED: Final = (10.0, 600.0)
+_NOT_REACHED: Final = "tasks have not reached the driver"
 #: Jobs that fail in a row, or tasks with the same queue, that make a pipeline failing.
 _FAILING: Final = 3
 #: Characters of a task's error that are reported.
@@ -77,6 +97,12 @@ class BatchLoop:
         self._run_batch = run_batch or run_in_spark
         self._tasks = 1
         self._thread: threading.Thread | None = None
+        #: Runs jobs that follow queues, beside the thread that looks after them.
+        self._runner = ThreadPoolExecutor(1, f"orbitmq job {driver.group}")
+        self._batches_until = float("-inf")  #: until then no job follows queues
+        self._unreached = 0  #: jobs in a row whose tasks did not reach the driver
+        #: The beginning of what the next report is about: date and time.
+        self._began = (0.0, 0.0)
         self._stopping = threading.Event()
         #: Set when batches end by themselves.
         self._ended = threading.Event()
@@ -84,6 +110,7 @@ class BatchLoop:
         self._news = threading.Condition()
         self._looks = 0
         self._idle_look = 0
+        self._awaiting_idle = 0  #: calls of `until_idle`
         self._counts = {"batches": 0, "done": 0, "retried": 0, "dead": 0, "missing": 0}
         self._failures = FailureRate()
         self._lost_jobs = 0  #: jobs that failed since something got done
@@ -120,6 +147,7 @@ class BatchLoop:
         thread.join(self._settings.stop)
         if thread.is_alive():
             self._cancel(thread)
+        self._runner.shutdown(wait=False)
 
     def _cancel(self, thread: threading.Thread) -> None:
         """Cancel the running batch, repeatedly: its job may only be about to start."""
@@ -150,9 +178,14 @@ class BatchLoop:
         """Wait for a plan, made from now on, that finds no messages."""
         with self._news:
             after = self._looks
-            self._news.wait_for(
-                lambda: self._idle_look > after or self.failure or self._stopping.is_set(), timeout
-            )
+            self._awaiting_idle += 1
+            try:
+                self._news.wait_for(
+                    lambda: self._idle_look > after or self.failure or self._stopping.is_set(),
+                    timeout,
+                )
+            finally:
+                self._awaiting_idle -= 1
             self.raise_failure()
             return self._idle_look > after
 
@@ -223,14 +256,15 @@ class BatchLoop:
 
     def run_once(self) -> str | AccessDenied | None:
         """Plan, and run a batch if there are messages; returns why it failed."""
-        with self._news:
-            self._looks += 1
-            look = self._looks
+        look = self._new_look()
         # Before the plan, which does not include queues that come later.
         is_settled = self._driver.is_settled()
-        planned = self._driver.plan(self._pace.size)
+        may_follow = self._driver.has_link and self._clock.monotonic() >= self._batches_until
+        planned = self._driver.plan(self._pace.size, follow=may_follow)
         for queue, error in planned.errors.items():
             self._note(f"{queue}: {error}")
+        if is_settled and not planned.messages and not planned.errors:
+            self._note_idle(look)
         if planned.pieces and self._stopping.is_set():
             # Stopped while brokers were asked.
             self._driver.settle(planned, [])
@@ -240,24 +274,32 @@ class BatchLoop:
         if (denial := self._driver.denial()) is not None:
             self._note(str(denial))
             return denial
-        if is_settled and not planned.errors and not any(self._driver.lag().values()):
-            with self._news:
-                self._idle_look = look
-                self._news.notify_all()
         self._stopping.wait(self._settings.idle)
         return None
 
+    def _new_look(self) -> int:
+        with self._news:
+            self._looks += 1
+            return self._looks
+
+    def _note_idle(self, look: int) -> None:
+        """Tell `until_idle` that no messages were there, unless some wait for later."""
+        if any(self._driver.lag().values()):
+            return
+        with self._news:
+            self._idle_look = look
+            self._news.notify_all()
+
     def _batch(self, planned: BatchPlan) -> str | None:
-        began_at, began = self._clock.now(), self._clock.monotonic()
+        self._began = self._clock.now(), self._clock.monotonic()
         reports: list[PieceReport] = []
         failure: str | None = None
         self._tasks = self._tasks_now()
-        tasks = assign_to_tasks(
-            planned.pieces, self._tasks, may_cut=not self._driver.options.ordered
-        )
+        tasks = self._dealt(planned)
         planned.pieces = tuple(piece for some in tasks for piece in some)
+        sizes = [len(some) for some in tasks]
         try:
-            reports = self._run_job(planned, [len(some) for some in tasks])
+            reports = (self._follow if planned.follows else self._run_job)(planned, sizes)
             failure = self._failure(planned, reports)
         except Exception as error:
             # However a job fails, its messages come again.
@@ -274,7 +316,44 @@ class BatchLoop:
                 reports = postponed(enumerate(planned.pieces), self._settings.seconds + READY)
         finally:
             missing = self._driver.settle(planned, reports)
+        lasted = self._clock.monotonic() - self._began[1]
+        self._report(planned, reports, missing, len(tasks), failure)
+        if failure is None and not planned.follows:
+            self._learn(planned, reports)
+        elif lasted < self._settings.first_pause and any(report.error for report in reports):
+            # As above: something is wrong for a moment.
+            self._stopping.wait(self._settings.first_pause)
+        return failure
+
+    def _dealt(self, planned: BatchPlan) -> list[tuple[Piece, ...]]:
+        """The pieces of each task."""
+        if planned.follows:
+            # One slot is left to other jobs where there are several, as this job lasts.
+            tasks = self._settings.tasks or max(1, self._tasks - 1)
+            return deal_queues(planned.pieces, tasks)
+        return assign_to_tasks(
+            planned.pieces, self._tasks, may_cut=not self._driver.options.ordered
+        )
+
+    def _report(
+        self,
+        planned: BatchPlan,
+        reports: Sequence[PieceReport],
+        missing: int,
+        tasks: int,
+        failure: str | None = None,
+    ) -> None:
+        """Publish what was done since the last report."""
         errors = [text for report in reports if (text := report.task_error or report.error)]
+        is_empty = all(report.is_empty for report in reports)
+        if planned.follows and is_empty and not (failure or errors or missing):
+            return
+        began_at, began = self._began
+        self._began = self._clock.now(), self._clock.monotonic()
+        sums = {
+            name: sum(getattr(report, name) for report in reports)
+            for name in ("done", "retried", "dead", "kept", "held", "failed")
+        }
         self._publish(
             is_lost=failure is not None,
             got_on=any(_got_on(planned, report) for report in reports),
@@ -283,21 +362,94 @@ class BatchLoop:
                 began_at=began_at,
                 seconds=self._clock.monotonic() - began,
                 planned=planned.messages,
-                done=sum(report.done for report in reports),
-                retried=sum(report.retried for report in reports),
-                dead=sum(report.dead for report in reports),
-                kept=sum(report.kept for report in reports),
-                held=sum(report.held for report in reports),
                 missing=missing,
-                failed=sum(report.failed for report in reports),
-                tasks=len(tasks),
+                tasks=tasks,
                 lag=self._driver.lag(),
                 error=failure or (errors[-1][:_SHOWN] if errors else None),
+                **sums,
             ),
         )
-        if failure is None:
-            self._learn(planned, reports)
-        return failure
+
+    # ---- a job that follows queues
+
+    def _follow(self, planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
+        """Run a job whose tasks follow their queues, and end it when something else is due."""
+        offer = self._driver.open_link(len(sizes))
+        job = self._runner.submit(self._run_job, planned, sizes, offer)
+        began = had_slots = self._clock.monotonic()
+        why: str | None = None
+        is_complete = False
+        try:
+            while not self._is_over(job):
+                look = self._new_look()
+                is_settled = self._driver.is_settled()
+                seen = self._driver.attend(planned)
+                is_complete = seen.is_complete
+                self._report(planned, seen.reports, seen.missing, len(sizes))
+                for queue, error in planned.errors.items():
+                    self._note(f"{queue}: {error}")
+                if is_settled and not planned.errors:
+                    self._note_idle(look)
+                now = self._clock.monotonic()
+                had_slots = had_slots if self._wait_for_slots() else now
+                if why is None:
+                    why = seen.why or self._why_to_end(seen, now - began, now - had_slots)
+                    if why is not None:
+                        log.debug("tasks end: %s", why, extra={"group": self._driver.group})
+                        self._driver.end_tasks()
+        finally:
+            with suppress(OrbitError):
+                self._driver.end_tasks()
+            wait([job])
+        reports = job.result()
+        if not is_complete and why in (None, _NOT_REACHED):
+            self._give_up_following(offer)
+        elif is_complete:
+            self._unreached = 0
+        return reports
+
+    def _is_over(self, job: Future[list[PieceReport]]) -> bool:
+        """Wait until the next look is due; whether the job is over."""
+        pause = _LOOK_FOR_IDLE if self._awaiting_idle else _LOOK_EVERY
+        return job in wait([job], pause).done
+
+    def _why_to_end(self, seen: Attended, lasted: float, waited: float) -> str | None:
+        """Why a job that follows queues should end, for reasons that are not its queues'."""
+        if self._stopping.is_set():
+            return "the pipeline stops"
+        if lasted >= (self._settings.follow or 0.0):
+            return "its time is over"
+        if sum(self._driver.lag().values()) > self._pace.size:
+            return "many messages wait, which all tasks share in a batch"
+        if waited > _MAY_WAIT:
+            self._batches_until = self._clock.monotonic() + _GIVING_WAY
+            return "tasks of the session wait for slots"
+        if lasted >= _TO_CONNECT and not seen.is_complete:
+            return _NOT_REACHED
+        return None
+
+    def _give_up_following(self, offer: LinkOffer) -> None:
+        """Handle messages in batches for a while: tasks did not reach this process."""
+        self._unreached += 1
+        pause = growing_pause(_UNREACHED[0], self._unreached, _UNREACHED[1])
+        self._batches_until = self._clock.monotonic() + pause
+        log.warning(
+            "tasks do not reach the driver at %s:%d, so messages are handled in batches for %g s",
+            offer.host,
+            offer.port,
+            pause,
+            extra={"group": self._driver.group},
+        )
+
+    def _wait_for_slots(self) -> bool:
+        """Whether tasks of any job of the session wait for slots."""
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+        return any(
+            stage.numActiveTasks + stage.numCompletedTasks < stage.numTasks
+            for stage in stages
+            if stage is not None
+        )
 
     def _failure(self, planned: BatchPlan, reports: list[PieceReport]) -> str | None:
         """Why a job that Spark finished counts as failed, if it does.
@@ -341,14 +493,18 @@ class BatchLoop:
             # Something is wrong with brokers or locks, and will be for a moment.
             self._stopping.wait(self._settings.first_pause)
 
-    def _run_job(self, planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
+    def _run_job(
+        self, planned: BatchPlan, sizes: list[int], offer: LinkOffer | None = None
+    ) -> list[PieceReport]:
         packed = self._driver.packed
         places = iter(enumerate(planned.pieces))
         tasks = [[next(places) for _ in range(size)] for size in sizes]
         seconds, is_ordered = self._settings.seconds, self._driver.options.ordered
         self._jobs.begin()
         try:
-            return self._run_batch(self._spark, packed, tasks, seconds, is_ordered=is_ordered)
+            return self._run_batch(
+                self._spark, packed, tasks, seconds, is_ordered=is_ordered, offer=offer
+            )
         finally:
             # A listener of batches may run jobs of its own on this thread.
             self._jobs.end()
@@ -410,16 +566,30 @@ def run_in_spark(
     seconds: float,
     *,
     is_ordered: bool = False,
+    offer: LinkOffer | None = None,
 ) -> list[PieceReport]:
     """Handle the pieces of each task. Raises what Spark raises when the job fails.
 
-    In order, an error of a task is in the reports of its pieces instead.
+    In order, an error of a task is in the reports of its pieces instead. With an offer the tasks
+    follow their queues.
     """
     assert packed is not None  # noqa: S101  # made by the start of the driver
     numbers = spark.range(0, len(tasks), 1, len(tasks))
-    handle = _handling(packed, tasks, seconds, is_ordered=is_ordered)
+    handle = _handling(packed, tasks, seconds, is_ordered=is_ordered, offer=offer)
     rows = numbers.mapInArrow(handle, "reports BINARY").collect()
     return [report for row in rows for report in pickle.loads(row.reports)]  # noqa: S301  # our own
+
+
+def link_host(spark: SparkSession) -> tuple[str, str] | None:
+    """Where tasks reach this process, and the address to listen on; None when they may not."""
+    # In Connect this process is a client, which executors need not reach.
+    context = getattr(spark, "sparkContext", None)
+    if context is None:
+        return None
+    if str(context.master).startswith("local"):
+        return "127.0.0.1", "127.0.0.1"
+    host = str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+    return host, str(context.getConf().get("spark.driver.bindAddress", host))
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -439,6 +609,7 @@ def _handling(
     seconds: float,
     *,
     is_ordered: bool,
+    offer: LinkOffer | None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     tasks = tuple(tuple(each) for each in tasks)
 
@@ -451,18 +622,26 @@ def _handling(
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                if not is_ordered:
-                    yield _row(worker_for(packed).handle(tasks[number], seconds))
-                elif _attempt() > 0:
-                    yield _row(postponed(tasks[number], seconds + READY))
+                pieces = tasks[number]
+                if _attempt() > 0 and is_ordered:
+                    yield _row(postponed(pieces, seconds + READY))
+                elif _attempt() > 0 and offer is not None:
+                    # It knows where the queues were when the job began, not what was done since.
+                    yield _row(_begun(pieces, error="an attempt to handle it was lost"))
+                elif is_ordered:
+                    yield _row(_in_order(packed, pieces, seconds, offer, number))
                 else:
-                    yield _row(_in_order(packed, tasks[number], seconds))
+                    yield _row(worker_for(packed).handle(pieces, seconds, offer, number))
 
     return handle
 
 
 def _in_order(
-    packed: PackedDefinition, pieces: Sequence[tuple[int, Piece]], seconds: float
+    packed: PackedDefinition,
+    pieces: Sequence[tuple[int, Piece]],
+    seconds: float,
+    offer: LinkOffer | None,
+    number: int,
 ) -> list[PieceReport]:
     """Handle pieces, or report why not; nothing is raised."""
     from orbitmq.spark.consuming.worker import worker_for  # noqa: PLC0415  # tasks only
@@ -472,19 +651,19 @@ def _in_order(
         worker = worker_for(packed)
         left = latest - time.monotonic()
         if left > 0:
-            return worker.handle(pieces, min(seconds, left))
+            return worker.handle(pieces, min(seconds, left), offer, number)
     except Exception as error:  # noqa: BLE001
         # Unpacked handlers may raise anything.
-        return _failed(pieces, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        why = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        return _begun(pieces, task_error=why)
     took = f"more than {seconds + READY:g} s"
-    return _failed(pieces, f"it took {took} to get the handlers ready, and no call was begun")
+    why = f"it took {took} to get the handlers ready, and no call was begun"
+    return _begun(pieces, task_error=why)
 
 
-def _failed(pieces: Sequence[tuple[int, Piece]], why: str) -> list[PieceReport]:
-    return [
-        PieceReport(place=place, finished=piece.range.start, task_error=why)
-        for place, piece in pieces
-    ]
+def _begun(pieces: Iterable[tuple[int, Piece]], **more: Any) -> list[PieceReport]:
+    """Reports that nothing was done."""
+    return [PieceReport(place=place, finished=piece.range.start, **more) for place, piece in pieces]
 
 
 def _attempt() -> int:
@@ -498,16 +677,8 @@ def _attempt() -> int:
 def postponed(pieces: Iterable[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
     """Reports that pieces must wait until a lost attempt begins no more calls."""
     # It began earlier than now, so its time limit ends earlier as well.
-    return [
-        PieceReport(
-            place=place,
-            finished=piece.range.start,
-            pause=seconds,
-            error="an attempt to handle it was lost and may still be running",
-            is_postponed=True,
-        )
-        for place, piece in pieces
-    ]
+    error = "an attempt to handle it was lost and may still be running"
+    return _begun(pieces, pause=seconds, error=error, is_postponed=True)
 
 
 def _row(reports: Sequence[PieceReport]) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from orbitmq.arguments import warn_deprecated
 from orbitmq.client.consumer.consumer import (
@@ -36,7 +36,8 @@ from orbitmq.client.signals import GracefulExit
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group
 from orbitmq.parsing import Fields
-from orbitmq.spark.consuming.batches import BatchLoop
+from orbitmq.spark.consuming.batches import BatchLoop, link_host
+from orbitmq.spark.consuming.link import DriverLink, LinkOffer
 from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues
 from orbitmq.spark.health import link_to, reported
@@ -142,6 +143,7 @@ class ConsumePipeline(Life):
         link: ConsoleLink | None = None,
     ) -> None:
         self._driver = driver
+        self._spark = spark
         self._link = link
         self._on_batch = on_batch
         self._owns_link = link is not None
@@ -223,7 +225,8 @@ class ConsumePipeline(Life):
                     "give it one with @run.on(topic)"
                 )
             self._batches.check()
-            self._driver.start(self._handled)
+            follows = self._driver.batch.follow is not None
+            self._driver.start(self._handled, link_host(self._spark) if follows else None)
             self._batches.start(self._ended)
             self._state = PipelineState.RUNNING
             self._tell_console()
@@ -324,6 +327,17 @@ class ConsumePipeline(Life):
 T = TypeVar("T")
 
 
+class Attended(NamedTuple):
+    """What happened since the last look at a batch that follows queues."""
+
+    reports: list[PieceReport]
+    missing: int
+    #: Why the job should end.
+    why: str | None
+    #: Whether all tasks have reached the driver.
+    is_complete: bool
+
+
 class Driver:
     """A member of the group, on a thread of its own. Blocking; thread-safe."""
 
@@ -351,14 +365,19 @@ class Driver:
         self._engine: Engine | None = None
         self._member: DelegatedMember | None = None
         self._queues: OwnedQueues | None = None
+        self._link = DriverLink()
 
     # ---- life
 
-    def start(self, handled: Sequence[Handled]) -> None:
-        """Join the group. Raises when handlers cannot be pickled or no broker answers."""
+    def start(self, handled: Sequence[Handled], host: tuple[str, str] | None = None) -> None:
+        """Join the group. Raises when handlers cannot be pickled or no broker answers.
+
+        `host` is where tasks reach this process, and the address to listen on for them; without
+        it, tasks do not follow queues.
+        """
         self._thread.start()
         try:
-            self._thread.run(self._start(tuple(handled)))
+            self._thread.run(self._start(tuple(handled), host))
         except BaseException:
             self._thread.stop()
             raise
@@ -373,7 +392,7 @@ class Driver:
             finally:
                 self._thread.stop()
 
-    async def _start(self, handled: tuple[Handled, ...]) -> None:
+    async def _start(self, handled: tuple[Handled, ...], host: tuple[str, str] | None) -> None:
         engine = Engine(self.access.settings())
         definition = self._definition(handled, engine.client_id)
         packed = PackedDefinition.of(definition)
@@ -390,17 +409,32 @@ class Driver:
                 engine, definition.wire_group, definition.registrations(), self.options, queues
             )
             queues.offsets.progress = member.progress
+            queues.end_tasks = self._link.end
             await member.start()
+            if host is not None:
+                await self._listen(*host)
         except BaseException:
             await engine.stop()
             raise
         self._engine, self._member, self._queues = engine, member, queues
         self.client_id, self.packed = engine.client_id, packed
 
+    async def _listen(self, host: str, bind: str) -> None:
+        try:
+            await self._link.start(host, bind)
+        except OSError as error:
+            log.warning(
+                "tasks cannot follow queues, as the driver cannot listen for them on %s: %s",
+                bind,
+                error,
+                extra={"group": self.group},
+            )
+
     async def _stop(self, member: DelegatedMember, engine: Engine) -> None:
         try:
             await member.stop()
         finally:
+            await self._link.stop()
             await engine.stop()
 
     def _definition(self, handled: tuple[Handled, ...], client_id: str) -> Definition:
@@ -421,9 +455,45 @@ class Driver:
 
     # ---- batches
 
-    def plan(self, limit: int) -> BatchPlan:
-        """Plan a batch of at most `limit` messages."""
-        return self._thread.run(self._running[1].plan(limit))
+    def plan(self, limit: int, *, follow: bool = False) -> BatchPlan:
+        """Plan a batch of at most `limit` messages, as `OwnedQueues.plan`."""
+        return self._thread.run(self._running[1].plan(limit, follow=follow))
+
+    @property
+    def has_link(self) -> bool:
+        """Whether tasks may reach this process."""
+        return self._link.is_started
+
+    def open_link(self, tasks: int) -> LinkOffer:
+        """Expect the tasks of a job."""
+
+        async def call() -> LinkOffer:
+            return self._link.open(tasks)
+
+        return self._thread.run(call())
+
+    def end_tasks(self) -> None:
+        """Have the tasks of a job that follows queues end."""
+
+        async def call() -> None:
+            self._link.end()
+
+        self._thread.run(call())
+
+    def attend(self, planned: BatchPlan) -> Attended:
+        """Take the reports of tasks that follow queues, commit, and look after the queues."""
+        return self._thread.run(self._attend(planned))
+
+    async def _attend(self, planned: BatchPlan) -> Attended:
+        _, queues = self._running
+        reports = self._link.arrived()
+        missing = await self._take(planned, reports)
+        why = await queues.attend(planned)
+        if any(report.has_ended for report in reports):
+            why = "a task has ended its work on a queue"
+        if self._link.has_lost_one:
+            why = "a task has ended"
+        return Attended(reports, missing, why, self._link.is_complete)
 
     def settle(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> int:
         """Take the reports of a batch and commit offsets, which is done on return.
@@ -433,7 +503,18 @@ class Driver:
         return self._thread.run(self._settle(planned, list(reports)))
 
     async def _settle(self, planned: BatchPlan, reports: list[PieceReport]) -> int:
-        member, queues = self._running
+        if planned.follows:
+            reports = [*self._link.arrived(), *reports]
+            self._link.close()
+        self._count(planned, reports)
+        return await self._running[1].settle(planned, reports)
+
+    async def _take(self, planned: BatchPlan, reports: list[PieceReport]) -> int:
+        self._count(planned, reports)
+        return await self._running[1].take(planned, reports)
+
+    def _count(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> None:
+        member, _ = self._running
         counts = member.statistics
         for report in reports:
             topic = planned.pieces[report.place].range.queue.topic
@@ -443,7 +524,6 @@ class Driver:
             counts.sent_back += report.retried + report.dead
             counts.dead_letters += report.dead
             counts.kept_back += report.kept
-        return await queues.settle(planned, reports)
 
     def is_settled(self) -> bool:
         """Whether the last rebalance is complete."""
@@ -596,6 +676,9 @@ class BatchSettings:
     #: Below `RebalanceSettings.handover`, so that queues change hands without repetition.
     seconds: float = 5.0
     tasks: int | None = None  #: of one batch; None: as many as the session runs in parallel
+    #: How long the tasks of one job follow their queues and handle messages as they arrive. None:
+    #: a job handles the messages that are there, and ends.
+    follow: float | None = 60.0
     bytes_in_task: int = 64 * 1024 * 1024  #: of messages that wait for handlers in one task
     idle: float = 0.25  #: between two plans when there are no messages
     stop: float = 30.0  #: how long `stop` waits for the running batch before cancelling it
@@ -612,6 +695,8 @@ class BatchSettings:
         checked.whole("messages", "bytes_in_task", "failures")
         checked.whole("tasks", optional=True)
         checked.durations("seconds", "idle", "stop", "first_pause", "longest_pause", "patience")
+        if self.follow is not None:
+            checked.durations("follow")
 
 
 def resolve_access(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
@@ -48,11 +49,27 @@ class PieceReport:
     #: In order: whether nothing was done because a lost earlier attempt may still be running.
     is_postponed: bool = False
     missing: int = 0  #: offsets that were skipped, because the master has no messages there
+    #: While the task runs: whether it has ended its work on this queue.
+    has_ended: bool = False
 
     @property
     def finished_beyond(self) -> int:
         """The number of finished messages above `finished`."""
         return sum(self.beyond[1::2]) - sum(self.beyond[::2])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing happened."""
+        return not (self.done or self.failed or self.held or self.retried or self.dead)
+
+    def since(self, earlier: PieceReport) -> PieceReport:
+        """This with the counts since an earlier report."""
+        counts = {name: getattr(self, name) - getattr(earlier, name) for name in _COUNTS}
+        return replace(self, **counts)
+
+
+#: What a report counts.
+_COUNTS: Final = ("done", "retried", "dead", "kept", "held", "failed", "missing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

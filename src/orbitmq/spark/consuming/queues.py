@@ -1,8 +1,8 @@
 """The queues that a driver owns: plans batches of them, takes the results, commits offsets.
 
 Invariants: one batch runs at a time, and its offsets are committed before the next is planned. A
-queue changes hands after the batch that it is in. Results for a queue that was lost or reset
-meanwhile are dropped. See docs/internals/spark-groups.md.
+queue changes hands after the batch that it is in. Results for a queue that was lost or moved to
+another offset meanwhile are dropped. See docs/internals/spark-groups.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import bisect
 import heapq
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +43,10 @@ def growing_pause(first: float, failures: int, longest: float) -> float:
     return min(first * 2.0 ** min(failures - 1, 60), longest)
 
 
+def _nothing() -> None:
+    """The default listener."""
+
+
 @dataclass(slots=True)
 class BatchPlan:
     """A planned batch, until it is settled."""
@@ -51,10 +55,18 @@ class BatchPlan:
     states: tuple[QueueState, ...] = ()
     #: Why the ends of queues are not known.
     errors: dict[Queue, OrbitError] = field(default_factory=dict)
+    #: Whether tasks follow the queues beyond their pieces.
+    follows: bool = False
+    #: How often each queue had been moved.
+    moves: dict[QueueState, int] = field(default_factory=dict)
 
     @property
     def messages(self) -> int:
         return sum(len(piece.range) for piece in self.pieces)
+
+    def counts(self, state: QueueState) -> bool:
+        """Whether results for a queue count: it was neither reset nor corrected since."""
+        return self.moves.get(state) == state.moves
 
 
 class OwnedQueues:
@@ -89,6 +101,8 @@ class OwnedQueues:
         self._errors: dict[Queue, OrbitError] = {}
         self._unanswered: dict[str, OrbitError] = {}
         self.offsets = GroupOffsets(engine, group)
+        #: Called when a queue of the running batch shall be given up.
+        self.end_tasks: Callable[[], object] = _nothing
         self.refusals = Refusals(group, engine.clock)
 
     # ---- called by rebalancing
@@ -114,6 +128,7 @@ class OwnedQueues:
         try:
             async with asyncio.timeout(timeout):
                 if (ended := self._in_batch.get(owned)) is not None:
+                    self.end_tasks()
                     await asyncio.shield(ended)
                 if (lost_until := self._lost_until.get(owned)) is not None:
                     await asyncio.sleep(lost_until - self._monotonic())
@@ -142,8 +157,11 @@ class OwnedQueues:
         """The largest number of tasks that failed in a row with one queue."""
         return max((each.failures for each in self._states.values()), default=0)
 
-    async def plan(self, limit: int) -> BatchPlan:
-        """Plan a batch of at most `limit` messages."""
+    async def plan(self, limit: int, *, follow: bool = False) -> BatchPlan:
+        """Plan a batch of at most `limit` messages.
+
+        With `follow` it has all queues, to be followed, unless more messages wait than that.
+        """
         planned = BatchPlan()
         states = [each for each in self._states.values() if self._may_plan(each)]
         await self._look_at(states)
@@ -162,48 +180,81 @@ class OwnedQueues:
             and (each.owned.queue not in planned.errors or self._has_replica(each.owned.queue))
         ]
         backlog = {each.owned.queue: each.unsettled.backlog(each.end) for each in states}
-        shares = fair_shares({queue: size for queue, size in backlog.items() if size}, limit)
-        taken = [each for each in states if each.owned.queue in shares]
-        planned.pieces = tuple(
-            piece for each in taken for piece in self._pieces(each, shares[each.owned.queue])
+        planned.follows = (
+            follow
+            and sum(backlog.values()) <= limit
+            and not any(each.unsettled.has_gaps for each in states)
         )
-        planned.states = tuple(taken)
+        if planned.follows:
+            shares = backlog
+            planned.pieces = tuple(self._whole(each) for each in states)
+        else:
+            shares = fair_shares({queue: size for queue, size in backlog.items() if size}, limit)
+            states = [each for each in states if each.owned.queue in shares]
+            planned.pieces = tuple(
+                piece for each in states for piece in self._pieces(each, shares[each.owned.queue])
+            )
+        planned.states = tuple(states)
+        planned.moves = {each: each.moves for each in states}
         loop = asyncio.get_running_loop()
-        for each in taken:
+        for each in states:
             self._in_batch[each.owned] = loop.create_future()
             self._lost_until.pop(each.owned, None)
             each.owned.running = shares[each.owned.queue]
         return planned
 
+    async def attend(self, planned: BatchPlan) -> str | None:
+        """Look after the queues while a batch follows them; returns why it should end."""
+        states = [each for each in self._states.values() if self._may_plan(each)]
+        await self._look_at(states)
+        planned.errors = {each: self._errors[each] for each in self._states if each in self._errors}
+        if not all(map(planned.counts, planned.states)):
+            return "the offset of a queue was moved"
+        if any(each.owned.is_draining for each in planned.states):
+            return "a queue is given up"
+        known = set(planned.states)
+        if any(
+            each not in known and self._may_plan(each) and each.owned.queue not in self._errors
+            for each in self._states.values()
+        ):
+            return "another queue can be consumed"
+        return None
+
     async def settle(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> int:
-        """Take the reports of a batch and commit offsets, which is done on return.
+        """Take the last reports of a batch and commit offsets, which is done on return.
 
         Returns the number of offsets that were skipped because brokers have no messages there.
         """
+        missing = await self.take(planned, reports)
+        for state in planned.states:
+            state.owned.running = 0
+            state.owned.last_consumed = self._monotonic()
+            ended = self._in_batch.pop(state.owned, None)
+            if ended is not None and not ended.done():
+                ended.set_result(None)
+        return missing
+
+    async def take(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> int:
+        """Take reports of a batch that may go on, as `settle`."""
         by_queue: dict[Queue, list[tuple[QueueRange, PieceReport]]] = {}
         for report in reports:
             whole = planned.pieces[report.place].range
             by_queue.setdefault(whole.queue, []).append((whole, report))
-        moved = await self._follow_resets(planned.states, by_queue)
-        queues, missing = [], 0
-        for state in planned.states:
-            owned = state.owned
-            if state not in moved:
-                found = by_queue.get(owned.queue, ())
+        states = [each for each in planned.states if each.owned.queue in by_queue]
+        await self._follow_resets(filter(planned.counts, states), by_queue)
+        missing = 0
+        for state in states:
+            if planned.counts(state):
+                found = by_queue[state.owned.queue]
                 for whole, report in found:
                     self._take(state, whole, report)
                 # Those of a lost queue are skipped again by the next owner.
-                missing += 0 if owned.is_dropped else sum(each.missing for _, each in found)
-            owned.running = 0
-            owned.last_consumed = self._monotonic()
-            if owned.queue in by_queue and not owned.is_dropped:
+                missing += 0 if state.owned.is_dropped else sum(each.missing for _, each in found)
+            if not state.owned.is_dropped:
                 self.offsets.update(state, increase_only=not self._ordered)
-                queues.append(owned.queue)
-        await self.offsets.report(queues)
-        for state in planned.states:
-            ended = self._in_batch.pop(state.owned, None)
-            if ended is not None and not ended.done():
-                ended.set_result(None)
+        await self.offsets.report(
+            [each.owned.queue for each in states if not each.owned.is_dropped]
+        )
         return missing
 
     # ---- planning
@@ -283,14 +334,24 @@ class OwnedQueues:
                 is_doubtful=queue in self._errors,
             )
 
+    def _whole(self, state: QueueState) -> Piece:
+        """All messages of a queue, for a task that follows it."""
+        queue, at = state.owned.queue, state.unsettled.committed
+        return Piece(
+            QueueRange(queue, at, max(at, state.end)),
+            dict(state.attempts),
+            at,
+            is_doubtful=queue in self._errors,
+        )
+
     # ---- settling
 
     async def _follow_resets(
         self,
         states: Iterable[QueueState],
         by_queue: Mapping[Queue, Sequence[tuple[QueueRange, PieceReport]]],
-    ) -> set[QueueState]:
-        """Follow the resets that tasks have seen; returns the queues concerned.
+    ) -> None:
+        """Follow the resets that tasks have seen.
 
         The batch's results for them are dropped, even if it started at the new offset.
         """
@@ -301,10 +362,9 @@ class OwnedQueues:
             if report.reset_to is not None
         }
         await asyncio.gather(*(self.offsets.follow(*each) for each in resets.items()))
-        return set(resets)
 
     def _take(self, state: QueueState, whole: QueueRange, report: PieceReport) -> None:
-        state.unsettled.finish(whole.start, min(report.finished, whole.end))
+        state.unsettled.finish(whole.start, report.finished)
         for start, end in zip(report.beyond[::2], report.beyond[1::2], strict=True):
             state.unsettled.finish(start, end)
         state.merge_attempts(report.attempts)
@@ -338,6 +398,8 @@ class QueueState:
     is_contested: bool = False
     #: In order: how many tasks in a row have failed with it.
     failures: int = 0
+    #: How often it was moved to another offset.
+    moves: int = 0
 
     def attempts_in(self, start: int, end: int) -> dict[int, int]:
         return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}
@@ -350,6 +412,7 @@ class QueueState:
 
     def move(self, offset: int) -> None:
         """Continue at another offset and forget what was known of messages."""
+        self.moves += 1
         self.unsettled.move(offset)
         self.attempts.clear()
         self.not_before = float("-inf")
@@ -368,6 +431,11 @@ class UnsettledMessages:
         self.committed = committed
         #: Finished ranges above; sorted, none touching another.
         self._islands: list[tuple[int, int]] = []
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether messages above `committed` are done."""
+        return bool(self._islands)
 
     def finish(self, start: int, end: int) -> None:
         """Mark the messages from `start` to `end` (exclusive) as done."""
@@ -581,6 +649,12 @@ def assign_to_tasks(
         dealt[number].append(piece)
         heapq.heapreplace(loads, (load + len(piece.range), number))
     return [tuple(some) for some in dealt if some]
+
+
+def deal_queues(pieces: Sequence[Piece], tasks: int) -> list[tuple[Piece, ...]]:
+    """Distribute queues that are followed to at most `tasks` tasks, about as many to each."""
+    ordered = sorted(pieces, key=lambda each: each.range)
+    return [tuple(ordered[number::tasks]) for number in range(min(tasks, len(ordered)))]
 
 
 def fair_shares(backlog: Mapping[Queue, int], limit: int) -> dict[Queue, int]:

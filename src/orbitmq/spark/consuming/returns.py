@@ -10,7 +10,7 @@ import asyncio
 import enum
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -73,6 +73,11 @@ class SendBackCounts:
     failed: int = 0  #: all but those that middleware held
     reason: str | None = None
 
+    def add(self, more: SendBackCounts) -> None:
+        self.results.update(more.results)
+        self.failed += more.failed
+        self.reason = more.reason or self.reason
+
 
 class CountingSendBack(SendBack):
     """Sends failed messages back and counts the results."""
@@ -100,14 +105,15 @@ class CountingSendBack(SendBack):
         self._sent.append((message, failure, is_taken))
         return is_taken
 
-    def tally(self, piece: QueueRange) -> SendBackCounts:
-        """The results for a piece since the last call."""
+    def tally(self, piece: QueueRange, unfinished: Container[object] = ()) -> SendBackCounts:
+        """The results for a piece since the last call, without messages that are still open."""
         found = SendBackCounts()
         others = []
         for sent in self._sent:
             message, failure, is_taken = sent
             is_of_piece = piece.start <= message.queue_offset < piece.end
-            if message.queue != piece.queue or not is_of_piece:
+            is_open = is_taken and message.queue_offset in unfinished
+            if message.queue != piece.queue or not is_of_piece or is_open:
                 others.append(sent)
                 continue
             found.reason = failure.reason or found.reason

@@ -1,23 +1,24 @@
 """A Python worker of Spark that consumes: reads pieces of queues and calls their handlers.
 
 A piece is given to the consumption of plain consumers as a queue that is owned for the time of
-the task, so handlers, verdicts and failed messages are treated the same. Two things differ: after
-the time limit no call begins, and in order a failing message ends the work on its queue instead
-of pausing it, because the driver plans the queue again after the pause.
-
-Brokers are read one after the other, each for its share of the time, so that a silent one does
-not cost the whole batch. An error of one queue stops that queue alone.
+the task, so handlers, verdicts and failed messages are treated the same. After the time limit no
+call begins. A task with a link to its driver follows its queues as a plain consumer does, for as
+long as the driver renews the limit. One without reads its pieces, and in order a failing message
+ends the work on its queue. Brokers are read one after the other, each for its share of the time,
+so that a silent one does not cost the whole batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from orbitmq.client.consumer.dispatch import (
     BaseConsumption,
@@ -25,12 +26,15 @@ from orbitmq.client.consumer.dispatch import (
     ConcurrentConsumption,
     OrderlyConsumption,
     Parts,
+    WindowReceiver,
 )
 from orbitmq.client.consumer.locks import QueueLock, QueueLocks
 from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.pull import Puller
 from orbitmq.client.consumer.sendback import LazyProducer
+from orbitmq.client.consumer.settings import FlowSettings, PullSettings
 from orbitmq.client.consumer.statistics import Statistics
-from orbitmq.client.consumer.subscriptions import Subscription
+from orbitmq.client.consumer.subscriptions import Subscription, Subscriptions
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
@@ -49,17 +53,25 @@ from orbitmq.errors import NotRunning, OrbitError
 from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.names import retry_topic
+from orbitmq.spark.consuming.link import LinkRefused, TaskLink
 from orbitmq.spark.consuming.pipeline import Definition
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
-from orbitmq.spark.consuming.returns import CountingSendBack, SendBackClient, SendBackResult
+from orbitmq.spark.consuming.returns import (
+    CountingSendBack,
+    SendBackClient,
+    SendBackCounts,
+    SendBackResult,
+)
 from orbitmq.spark.internals import WorkerCache, connections_to, started
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.dispatch import OrderedQueue
+    from orbitmq.client.consumer.pull import Pulled
     from orbitmq.client.consumer.verdict import Outcome
     from orbitmq.client.consumer.window import HeldLock
     from orbitmq.client.ranges.connections import RangeAccess
+    from orbitmq.spark.consuming.link import LinkOffer
     from orbitmq.spark.consuming.pipeline import PackedDefinition
 
 
@@ -94,22 +106,24 @@ class Worker:
             self._parts = None
         self._thread.stop()
 
-    def handle(self, pieces: Sequence[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
-        """Handle the messages of pieces; no call begins after `seconds`."""
+    def handle(
+        self,
+        pieces: Sequence[tuple[int, Piece]],
+        seconds: float,
+        offer: LinkOffer | None = None,
+        number: int = 0,
+    ) -> list[PieceReport]:
+        """Handle the messages of pieces; no call begins after `seconds`.
+
+        With an offer the driver may renew that time, and the task follows the queues meanwhile. A
+        driver that cannot be reached expects the task to handle its pieces alone.
+        """
         if self._parts is None:
             raise NotRunning("this worker")
         task = self._thread.run(self._parts.begin(pieces, seconds))
-        places = by_topic_and_broker(task.items)
         try:
-            for number, items in enumerate(places):
-                topic = items[0].piece.range.queue.topic
-                patience = broker_patience(
-                    task.time_left,
-                    len(places) - number,
-                    most=self._definition.patience,
-                    ordered=self._definition.ordered,
-                )
-                self._read(task, self._parts.subscriptions[topic], items, patience)
+            if offer is None or not self._thread.run(self._parts.follow(task, offer, number)):
+                self._read_all(task, self._parts.subscriptions)
         except Exception:
             # A defect of this package. The process may live on, so no handler may be running.
             for work in task.items:
@@ -119,6 +133,18 @@ class Worker:
         return self._thread.run(self._parts.finish(task))
 
     # ---- reading, in the thread of the task
+
+    def _read_all(self, task: TaskRun, subscriptions: Mapping[str, Subscription]) -> None:
+        """Read and handle the pieces of a task."""
+        places = by_topic_and_broker(task.items)
+        for number, items in enumerate(places):
+            patience = broker_patience(
+                task.time_left,
+                len(places) - number,
+                most=self._definition.patience,
+                ordered=self._definition.ordered,
+            )
+            self._read(task, subscriptions[items[0].piece.range.queue.topic], items, patience)
 
     def _read(
         self, task: TaskRun, subscription: Subscription, items: list[WorkItem], patience: float
@@ -238,6 +264,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds to wait for a running call beyond the handlers' own time limit.
 _GRACE: Final = 30.0
+#: Seconds between two reports of a task that follows its queues, which renew its time limit.
+REPORT_EVERY: Final = 0.25
 
 
 class AsyncWorker:
@@ -318,6 +346,50 @@ class AsyncWorker:
             drain=self._definition.consume.timeout + _GRACE,
         )
 
+    async def follow(self, task: TaskRun, offer: LinkOffer, number: int) -> bool:
+        """Handle messages as they arrive; False when the driver cannot be reached."""
+        try:
+            link = await TaskLink.connected(offer, number)
+        except LinkRefused as error:
+            log.info("%s", error, extra={"group": self._definition.group})
+            return True
+        except OSError as error:  # includes timeouts
+            log.warning(
+                "the driver cannot be reached at %s:%d, so no message is handled as it arrives: %s",
+                offer.host,
+                offer.port,
+                str(error) or type(error).__name__,
+                extra={"group": self._definition.group},
+            )
+            return False
+        definition = self._definition
+        subscriptions = Subscriptions(self._engine.clock.now)
+        for each in self.subscriptions.values():
+            subscriptions.put(each)
+        room = max(1, definition.bytes_in_task // max(1, len(task.items)))
+        progress = MemoryProgress()
+        puller = TaskPuller(
+            task,
+            self._engine,
+            definition.wire_group,
+            subscriptions,
+            progress,
+            TaskReceiver(
+                progress,
+                task,
+                flow=FlowSettings(max_cached_bytes=min(room, FlowSettings().max_cached_bytes)),
+                is_orderly=definition.ordered,
+                group=definition.wire_group,
+                namespace=definition.namespace,
+            ),
+            PullSettings(post_subscription=True),
+            # Pulls of a broadcast carry no offset to commit, which is the driver's to do.
+            is_broadcasting=True,
+            keeps_resets=True,
+        )
+        await task.follow(puller, link)
+        return True
+
     async def finish(self, task: TaskRun) -> list[PieceReport]:
         """Wait for the handlers, and report."""
         try:
@@ -361,8 +433,9 @@ class QueueProblems:
     reason: str | None = None  #: of the last failure
     held: int = 0  #: times that middleware kept a message from its handler
     failed: int = 0  #: in order, most failed messages stay in place and are not sent back
-    #: In order: the pause after the failure that ended the work on the queue.
+    #: In order: the pause after the last failure, and when it ends.
     pause: float | None = None
+    paused_until: float = float("-inf")
 
 
 class _RecordsProblems(BaseConsumption):
@@ -384,16 +457,30 @@ class _RecordsProblems(BaseConsumption):
 class ConcurrentInTask(_RecordsProblems, ConcurrentConsumption):
     """Concurrent consumption in a task."""
 
+    follows = False
+
 
 class OrderlyInTask(_RecordsProblems, OrderlyConsumption):
-    """Orderly consumption in which a failure ends the work on its queue."""
+    """Orderly consumption in which a failure ends the work on its queue, unless it follows it."""
 
-    def _pause(self, line: OrderedQueue, seconds: float | None) -> None:
+    #: Whether the running task follows its queues.
+    follows = False
+
+    def _pause(self, line: OrderedQueue, seconds: float) -> None:
         owned = line.owned
-        self.problems[owned].pause = self._settings.suspend if seconds is None else seconds
+        problems = self.problems[owned]
+        problems.pause, problems.paused_until = seconds, self._monotonic() + seconds
+        if self.follows:
+            super()._pause(line, seconds)
+            return
         owned.is_draining = True
         self._close(line)
         self.has_room(owned)
+
+    def _lost_lock(self, line: OrderedQueue) -> None:
+        super()._lost_lock(line)
+        self.problems[line.owned].reason = "the order lock of the queue was lost"
+        line.owned.is_draining = True
 
 
 @dataclass(slots=True, eq=False)
@@ -415,6 +502,9 @@ class WorkItem:
     fed: int = 0  #: messages that were given to the handlers
     error: str | None = None  #: why the rest was not read
     reset_to: int | None = None  #: the offset to which an administrator reset the group
+    follows: bool = False  #: whether messages beyond the piece are handled, too
+    results: SendBackCounts = field(default_factory=SendBackCounts)
+    reported: PieceReport | None = None  #: the last report to the driver, with all counts
 
     @classmethod
     def of(cls, place: int, piece: Piece, *, now: float, lock: HeldLock | None) -> WorkItem:
@@ -426,6 +516,12 @@ class WorkItem:
     def is_open(self) -> bool:
         """Whether handlers may still be called for it."""
         return not self.owned.is_draining
+
+    @property
+    def reach(self) -> QueueRange:
+        """The messages that may be handled."""
+        whole = self.piece.range
+        return replace(whole, end=sys.maxsize) if self.follows else whole
 
     @property
     def unread(self) -> QueueRange | None:
@@ -459,8 +555,13 @@ class TaskRun:
         self._most_bytes = most_bytes
         self._drain = drain
         self._now = asyncio.get_running_loop().time
+        self._lease = deadline - self._now()
         self._moved = asyncio.Event()
+        #: Set when the driver has ended a task that follows its queues.
+        self._is_ended = asyncio.Event()
+        self._by_queue = {work.owned: work for work in items}
         consumption.has_room = self._has_room
+        consumption.follows = False
 
     @property
     def is_over(self) -> bool:
@@ -498,16 +599,69 @@ class TaskRun:
         if not work.is_open or len(window) or is_too_late:
             return
         messages, work.waiting, work.waiting_bytes = work.waiting, [], 0
-        if tried := work.piece.attempts:
-            messages = [
-                each.with_reconsume_times(tried.get(each.queue_offset, each.reconsume_times))
-                for each in messages
-            ]
+        messages = _with_attempts(messages, work.piece.attempts)
         work.given, work.missing = work.fetched, work.waiting_missing
         new = window.add(messages, work.given)
         work.fed += len(new)
         if new:
             self._consumption.accept(work.owned, new)
+
+    # ---- following queues
+
+    async def follow(self, puller: Puller, link: TaskLink) -> None:
+        """Handle messages as they arrive, until the driver ends it or renews the time no more."""
+        self._consumption.has_room = puller.has_room
+        self._consumption.follows = True
+        link.listen(self._renewed, self._end)
+        for work in self.items:
+            if work.is_open:
+                work.follows = True
+                puller.begin(work.owned)
+        try:
+            while not self.is_over and any(work.is_open for work in self.items):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(REPORT_EVERY, self.time_left)):
+                        await self._is_ended.wait()
+                link.report(self._news())
+        finally:
+            self._end()
+            puller.stop()
+            await link.close()
+
+    def _renewed(self, since: float) -> None:
+        if not self._is_ended.is_set():
+            self._deadline = max(self._deadline, since + self._lease)
+
+    def _end(self) -> None:
+        self._deadline = min(self._deadline, self._now())
+        self._is_ended.set()
+
+    def _news(self) -> list[PieceReport]:
+        """What has changed since the last call."""
+        found = []
+        for work in self.items:
+            report = replace(self._report(work), pause=None, has_ended=not work.is_open)
+            if report != work.reported:
+                found.append(self._since(work, report))
+                work.reported = report
+        return found
+
+    def accept(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Have messages handled, which are in the window of their queue already."""
+        self._by_queue[owned].fed += len(messages)
+        self._consumption.accept(owned, messages)
+
+    def attempts(self, owned: OwnedQueue) -> Mapping[int, int]:
+        """In order: the attempts of messages before this task."""
+        return self._by_queue[owned].piece.attempts
+
+    def is_moved(self, owned: OwnedQueue, *, is_reset: bool) -> None:
+        """A queue cannot go on at its offset: the driver must decide."""
+        work = self._by_queue[owned]
+        work.reset_to = owned.next_offset if is_reset else None
+        work.error = f"the broker goes on from {owned.next_offset} in {owned.queue}"
+
+    # ---- the end
 
     async def finish(self) -> list[PieceReport]:
         """Wait until everything is handled or the deadline passes, then for running calls."""
@@ -516,18 +670,24 @@ class TaskRun:
             if not await self._some_time():
                 break
         await asyncio.gather(*(self._consumption.drain(work.owned, self._drain) for work in items))
-        reports = [self._report(work) for work in items]
+        reports = [self._since(work, self._report(work)) for work in items]
         for work in items:
             # Calls that still run no longer count.
             work.owned.drop()
             self._consumption.problems.pop(work.owned, None)
         return reports
 
+    def _since(self, work: WorkItem, report: PieceReport) -> PieceReport:
+        return report if work.reported is None else report.since(work.reported)
+
     def _report(self, work: WorkItem) -> PieceReport:
-        owned, whole = work.owned, work.piece.range
+        """The state of a piece, with all counts of this task."""
+        owned, whole = work.owned, work.reach
         reached = owned.window.commit_offset
-        left = self._left(work)
-        tally = self._returns.tally(whole)
+        left = owned.window.unfinished
+        given = owned.next_offset if work.follows else work.given
+        tally = work.results
+        tally.add(self._returns.tally(whole, owned.window))
         results = tally.results
         retried, dead = results[SendBackResult.RETRIED], results[SendBackResult.DEAD]
         held, kept = results[SendBackResult.HELD], results[SendBackResult.KEPT]
@@ -535,7 +695,10 @@ class TaskRun:
         return PieceReport(
             place=work.place,
             finished=whole.start if reached is None else max(whole.start, min(reached, whole.end)),
-            beyond=_behind([message.queue_offset for message in left], work.given),
+            # A queue whose offset is moved has no end that counts.
+            beyond=()
+            if owned.is_dropped
+            else _behind([message.queue_offset for message in left], given),
             done=max(0, work.fed - len(left) - retried - dead - held),
             retried=retried,
             dead=dead,
@@ -544,17 +707,17 @@ class TaskRun:
             # Nearly all are in both. Calls that took too long were sent back only.
             failed=max(tally.failed, problems.failed),
             attempts=self._attempts(left),
-            pause=problems.pause,
+            pause=self._pause_of(work, problems),
             error=work.error or tally.reason or problems.reason,
             reset_to=work.reset_to,
             missing=work.missing,
         )
 
-    def _left(self, work: WorkItem) -> list[ReceivedMessage]:
-        """The messages that are not done, in order."""
-        window = work.owned.window
-        window.rollback()
-        return window.take(len(window))
+    def _pause_of(self, work: WorkItem, problems: QueueProblems) -> float | None:
+        if not work.follows:
+            return problems.pause
+        left = problems.paused_until - self._now()
+        return left if left > 0 else None
 
     def _attempts(self, left: Sequence[ReceivedMessage]) -> dict[int, int]:
         """In order: attempts of unfinished messages that the broker does not know."""
@@ -578,6 +741,42 @@ class TaskRun:
 
     def _has_room(self, _: OwnedQueue) -> None:
         self._moved.set()
+
+
+class TaskPuller(Puller):
+    """Pulls the queues of a task. Where an offset is reset or gone, the driver decides."""
+
+    def __init__(self, task: TaskRun, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._task = task
+
+    def correct(self, owned: OwnedQueue, *, is_reset: bool = False, has_lost: bool = False) -> None:
+        """End the work on a queue."""
+        self._task.is_moved(owned, is_reset=is_reset)
+
+
+class TaskReceiver(WindowReceiver):
+    """Gives what is pulled to a task."""
+
+    def __init__(self, progress: MemoryProgress, task: TaskRun, **options: Any) -> None:
+        super().__init__(progress, task, **options)
+        self._task = task
+
+    def decoded(self, owned: OwnedQueue, pulled: Pulled) -> list[ReceivedMessage]:
+        """The messages of a pull, with the attempts of earlier tasks."""
+        return _with_attempts(super().decoded(owned, pulled), self._task.attempts(owned))
+
+
+def _with_attempts(
+    messages: list[ReceivedMessage], tried: Mapping[int, int]
+) -> list[ReceivedMessage]:
+    """In order: messages with the attempts that the broker does not know."""
+    if not tried:
+        return messages
+    return [
+        each.with_reconsume_times(tried.get(each.queue_offset, each.reconsume_times))
+        for each in messages
+    ]
 
 
 def _behind(unfinished: Sequence[int], given: int) -> tuple[int, ...]:
