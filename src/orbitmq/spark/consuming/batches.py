@@ -291,7 +291,8 @@ class BatchLoop:
             self._news.notify_all()
 
     def _batch(self, planned: BatchPlan) -> str | None:
-        self._began = self._clock.now(), self._clock.monotonic()
+        began = self._clock.monotonic()
+        self._began = self._clock.now(), began
         reports: list[PieceReport] = []
         failure: str | None = None
         self._tasks = self._tasks_now()
@@ -316,12 +317,11 @@ class BatchLoop:
                 reports = postponed(enumerate(planned.pieces), self._settings.seconds + READY)
         finally:
             missing = self._driver.settle(planned, reports)
-        lasted = self._clock.monotonic() - self._began[1]
         self._report(planned, reports, missing, len(tasks), failure)
         if failure is None and not planned.follows:
             self._learn(planned, reports)
-        elif lasted < self._settings.first_pause and any(report.error for report in reports):
-            # As above: something is wrong for a moment.
+        elif self._clock.monotonic() - began < self._settings.first_pause:
+            # Something is wrong with a queue, or changes.
             self._stopping.wait(self._settings.first_pause)
         return failure
 
@@ -401,6 +401,8 @@ class BatchLoop:
             with suppress(OrbitError):
                 self._driver.end_tasks()
             wait([job])
+        seen = self._driver.attend(planned)
+        self._report(planned, seen.reports, seen.missing, len(sizes))
         reports = job.result()
         if not is_complete and why in (None, _NOT_REACHED):
             self._give_up_following(offer)

@@ -35,8 +35,8 @@ _NONCE: Final = 16
 _LONGEST_HELLO: Final = 256
 _LONGEST: Final = 64 * 1024 * 1024
 _size = struct.Struct(">I")
-#: What the driver says: the lease is renewed; begin no further call.
-_GO_ON: Final = b"+"
+#: What the driver says: a report was taken, which renews the lease; begin no further call.
+_TAKEN: Final = b"+"
 _END: Final = b"-"
 _reports = msgspec.msgpack.Decoder(list[PieceReport])
 #: How a connection ends.
@@ -164,7 +164,7 @@ class DriverLink:
                 if self._secret is not secret:
                     return
                 self._arrived += _reports.decode(data)
-                writer.write(_END if self.is_ending else _GO_ON)
+                writer.write(_TAKEN)
                 await writer.drain()
         except _LOST as error:  # includes timeouts
             log.debug("the link to task %s has ended: %s", task, error)
@@ -182,11 +182,12 @@ class DriverLink:
         hello = msgspec.msgpack.decode(await _frame(reader, _LONGEST_HELLO), type=_Hello)
         is_true = hmac.compare_digest(hello.proof, _proof(secret, nonce, hello.task))
         # One attempt of each task: another one would handle the same messages.
-        if not is_true or self._secret is not secret or hello.task in self._known:
+        is_over = self._secret is not secret or self.is_ending
+        if not is_true or is_over or hello.task in self._known:
             return None
         self._known.add(hello.task)
         self._writers[hello.task] = writer
-        writer.write(_END if self.is_ending else _GO_ON)
+        writer.write(_TAKEN)
         return hello.task
 
 
@@ -199,6 +200,9 @@ class TaskLink:
         self._now = asyncio.get_running_loop().time
         #: When the reports were sent that are not answered.
         self._sent: deque[float] = deque()
+        #: Also set when there will be no answer.
+        self._is_answered = asyncio.Event()
+        self._is_answered.set()
         self._listening: asyncio.Task[None] | None = None
 
     @classmethod
@@ -211,7 +215,7 @@ class TaskLink:
                 nonce = await reader.readexactly(_NONCE)
                 hello = _Hello(task, _proof(offer.secret, nonce, task))
                 writer.write(_framed(msgspec.msgpack.encode(hello)))
-                is_accepted = await reader.readexactly(1) == _GO_ON
+                is_accepted = await reader.readexactly(1) == _TAKEN
             except asyncio.IncompleteReadError:
                 is_accepted = False
             if not is_accepted:
@@ -229,9 +233,14 @@ class TaskLink:
     def report(self, reports: Sequence[PieceReport]) -> None:
         """Send reports, maybe none, which asks for a renewal of the lease."""
         self._sent.append(self._now())
+        self._is_answered.clear()
         self._writer.write(_framed(msgspec.msgpack.encode(reports)))
 
     async def close(self) -> None:
+        """Wait until the reports are taken, unless the driver is lost, and close."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT):
+                await self._is_answered.wait()
         self._writer.close()
         if self._listening is not None:
             self._listening.cancel()
@@ -239,6 +248,12 @@ class TaskLink:
 
     async def _listen(self, renewed: Callable[[float], None], ended: Callable[[], None]) -> None:
         with suppress(*_LOST):
-            while await self._reader.readexactly(1) == _GO_ON:
-                renewed(self._sent.popleft())
+            while True:
+                if await self._reader.readexactly(1) == _TAKEN:
+                    renewed(self._sent.popleft())
+                    if not self._sent:
+                        self._is_answered.set()
+                else:
+                    ended()
+        self._is_answered.set()
         ended()

@@ -63,9 +63,10 @@ class PieceReport:
         return not (self.done or self.failed or self.held or self.retried or self.dead)
 
     def since(self, earlier: PieceReport) -> PieceReport:
-        """This with the counts since an earlier report."""
+        """This with the counts, and an error, since an earlier report."""
         counts = {name: getattr(self, name) - getattr(earlier, name) for name in _COUNTS}
-        return replace(self, **counts)
+        is_known = self.error == earlier.error and not (counts["failed"] or counts["kept"])
+        return replace(self, error=None if is_known else self.error, **counts)
 
 
 #: What a report counts.

@@ -622,7 +622,8 @@ class TaskRun:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(REPORT_EVERY, self.time_left)):
                         await self._is_ended.wait()
-                link.report(self._news())
+                if not self._is_ended.is_set():
+                    link.report(self._news())
         finally:
             self._end()
             puller.stop()
