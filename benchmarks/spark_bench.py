@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from benchmarks.beside import NO_ROUNDS, again
 from benchmarks.load.kafka import KAFKA
-from benchmarks.load.sparkpaced import paced, percentile
+from benchmarks.load.sparkpaced import handled, paced, percentile
 from benchmarks.load.sparkstage import Filled, SparkStage
 from benchmarks.load.sparkstreams import (
     Streaming,
@@ -80,6 +80,9 @@ _WANTED_TRIGGER = 0.1
 _ARRIVING = 40_000
 #: Messages in a second, one by one, and for how many seconds they come.
 _PACE, _WINDOW = 200.0, 10.0
+_PACE_OF_HANDLERS = 1000.0
+#: Seconds from send to a handler that are wanted: the median, and the 99th percentile.
+_WANTED_MEDIAN, _WANTED_P99 = 0.02, 0.1
 #: What Spark's Kafka source gives unless it is asked for headers, with the names of ours.
 _WITHOUT_PROPERTIES = (
     "keys string, body binary, topic string, queueId int, queueOffset bigint, "
@@ -236,10 +239,14 @@ def _available_now(scale: Scale) -> Iterator[tuple[Work, Work]]:
     yield candidate, floor
 
 
+Arriving = Callable[[], AbstractContextManager[list[float]]]
+
+
 class _Arrivals:
     """Windows of messages at a steady pace, whose percentiles are looked at by two lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: Arriving, theirs: Arriving) -> None:
+        self._ways = ours, theirs
         self.kept: tuple[list[list[float]], list[list[float]]] = ([], [])
 
     @contextmanager
@@ -251,12 +258,12 @@ class _Arrivals:
         theirs.clear()
 
         def candidate() -> Sample:
-            with paced(_STAGE, _PACE, _WINDOW, with_kafka=False) as times:
+            with self._ways[0]() as times:
                 ours.append(times)
             return _each(percentile(times, 50))
 
         def floor() -> Sample:
-            with paced(_STAGE, _PACE, _WINDOW, with_kafka=True) as times:
+            with self._ways[1]() as times:
                 theirs.append(times)
             return _each(percentile(times, 50))
 
@@ -272,6 +279,20 @@ class _Arrivals:
         if not ours or not theirs:
             raise NotAtHand(NO_ROUNDS)
         yield again(ours, _p99), again(theirs, _p99)
+
+    def beside(self, percent: float, wanted: float) -> Prepare:
+        """Our windows beside the time that is wanted."""
+
+        @contextmanager
+        def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
+            if not (ours := self.kept[0]):
+                raise NotAtHand(NO_ROUNDS)
+            yield (
+                again(ours, lambda times: _each(percentile(times, percent))),
+                lambda: _each(wanted),
+            )
+
+        return prepare
 
 
 def _p99(times: list[float]) -> Sample:
@@ -384,7 +405,40 @@ def _time(
     )
 
 
-_ARRIVALS = _Arrivals()
+_ARRIVALS = _Arrivals(
+    lambda: paced(_STAGE, _PACE, _WINDOW, with_kafka=False),
+    lambda: paced(_STAGE, _PACE, _WINDOW, with_kafka=True),
+)
+_TO_HANDLERS = {
+    mode: _Arrivals(
+        lambda: handled(_STAGE, _PACE_OF_HANDLERS, _WINDOW, "consume"),
+        lambda mode=mode: handled(_STAGE, _PACE_OF_HANDLERS, _WINDOW, mode),  # type: ignore[misc]
+    )
+    for mode in ("micro-batch", "real-time")
+}
+
+
+def _to_handlers() -> Iterator[Bench]:
+    """From send to a handler in a worker: ours beside Kafka's source, and beside what is wanted."""
+    name = "send to handler on executors, 1,000 messages/s"
+    for mode, arrivals in _TO_HANDLERS.items():
+        peer = f"Spark's own Kafka source in {mode} mode, and foreach"
+        note = "one by one; consume against a Python function of foreach"
+        looks = ("median", arrivals.make, None), ("99th percentile", arrivals.look_again, 1.0)
+        for look, prepare, target in looks:
+            line = f"{name}, beside Kafka's {mode}, {look}"
+            yield _time(line, "ms", prepare, peer, target=target, note=note)
+    ours = _TO_HANDLERS["micro-batch"]
+    for look, percent, wanted in (("median", 50, _WANTED_MEDIAN), ("p99", 99, _WANTED_P99)):
+        yield _time(
+            f"{name}, {look}",
+            "ms",
+            ours.beside(percent, wanted),
+            f"the {wanted * 1000:g} ms that are wanted",
+            target=1.0,
+            note="the same rounds as beside micro-batches",
+        )
+
 
 BENCHES: tuple[Bench, ...] = (
     _line(
@@ -497,4 +551,5 @@ BENCHES: tuple[Bench, ...] = (
         target=1.0,
         note="the same rounds",
     ),
+    *_to_handlers(),
 )

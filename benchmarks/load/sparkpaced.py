@@ -1,4 +1,4 @@
-"""Messages one by one at a steady pace, and how long each takes to `foreachBatch`.
+"""Messages one by one at a steady pace, and how long each takes to `foreachBatch` or a handler.
 
     python -m benchmarks.load.sparkpaced rocketmq|kafka ADDRESS TOPIC RATE
 
@@ -8,21 +8,29 @@ ends. Says "ready" when the first is stored. The clock is one that all processes
 
 from __future__ import annotations
 
+import inspect
 import math
+import os
 import select
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from benchmarks.load.processes import Child
+from benchmarks.runner import NotAtHand
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from benchmarks.load.sparkstage import SparkStage
+
+#: Who calls handlers on executors: a group of ours, or Kafka's source in one of Spark's modes.
+Handling: TypeAlias = Literal["consume", "micro-batch", "real-time"]
 
 #: For the first rows of a stream, and for the last of a window.
 _DEADLINE = 60.0
@@ -69,6 +77,98 @@ def paced(
         time.sleep(seconds)
         times = arrivals.between(began, began + seconds)
     yield times
+
+
+#: Seconds of a real-time batch, at whose end Spark writes its log; five at least.
+_REAL_TIME = "30 seconds"
+_TIMES = struct.Struct("dd")
+
+
+@contextmanager
+def handled(
+    stage: SparkStage, rate: float, seconds: float, handling: Handling
+) -> Iterator[list[float]]:
+    """Seconds from send to a handler in Spark's workers, of the messages of a window."""
+    is_ours = handling == "consume"
+    topic = stage.new_topic() if is_ours else stage.new_kafka_topic()
+    kind = "rocketmq" if is_ours else "kafka"
+    address = stage.cluster.name_server if is_ours else stage.kafka.address
+    journal = Path(stage.checkpoint()) / "times"
+    with ExitStack() as stack:
+        sender = Child(*("-m", "benchmarks.load.sparkpaced", kind, address, topic, str(rate)))
+        stack.enter_context(sender)
+        sender.line()
+        start = _consume if is_ours else _query(handling)
+        stack.callback(start(stage, topic, _handler(journal)))
+        _wait_for(lambda: bool(_seen(journal)), "the first message")
+        # Until what arrived meanwhile is handled.
+        _wait_for(lambda: _lag(journal) < _COLD / 10, "a handler that keeps up")
+        time.sleep(_COLD)
+        began = time.monotonic()
+        time.sleep(seconds)
+        ended = time.monotonic()
+        _wait_for(lambda: time.monotonic() - _lag(journal) >= ended, "the last message")
+    yield [arrived - due for due, arrived in _seen(journal) if began <= due < ended]
+
+
+def _handler(journal: Path) -> Callable[[bytes], None]:
+    """Notes when a message was due, and when it arrived. Travels by value."""
+    path, pack = str(journal), _TIMES.format
+
+    def handle(body: bytes) -> None:
+        now = time.monotonic()
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, struct.pack(pack, float(body), now))
+        os.close(file)
+
+    return handle
+
+
+def _seen(journal: Path) -> list[tuple[float, float]]:
+    data = journal.read_bytes() if journal.exists() else b""
+    return list(_TIMES.iter_unpack(data[: len(data) // _TIMES.size * _TIMES.size]))
+
+
+def _lag(journal: Path) -> float:
+    """The age of the newest message that was handled."""
+    return time.monotonic() - max(due for due, _ in _seen(journal))
+
+
+def _wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 2 * _DEADLINE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come within {2 * _DEADLINE:g} s")
+        time.sleep(0.2)
+
+
+def _consume(stage: SparkStage, topic: str, handle: Callable[[bytes], None]) -> Callable[[], None]:
+    from orbitmq.spark import consume  # noqa: PLC0415  # an extra
+
+    group = f"handlers-{topic}"
+    server = stage.cluster.name_server
+    run = consume(stage.spark, group, name_server=server, consume_from="first")
+    run.on(topic)(lambda message: handle(message.body))
+    run.start()
+    return run.stop
+
+
+def _query(handling: Handling) -> Callable[..., Callable[[], None]]:
+    def start(stage: SparkStage, topic: str, handle: Callable[[bytes], None]) -> Callable[[], None]:
+        source = stage.spark.readStream.format("kafka").options(
+            **stage.kafka_source(topic), startingOffsets="earliest"
+        )
+        writer = source.load().select("value").writeStream.outputMode("update")
+        if handling == "real-time":
+            if "realTime" not in inspect.signature(writer.trigger).parameters:
+                raise NotAtHand("Spark has a real-time mode from 4.1 on")
+            mode: Any = {"realTime": _REAL_TIME}
+            writer = writer.trigger(**mode)
+        writer = writer.foreach(lambda row: handle(bytes(row[0])))
+        query = writer.option("checkpointLocation", stage.checkpoint()).start()
+        return query.stop
+
+    return start
 
 
 class _Window:

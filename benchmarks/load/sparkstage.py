@@ -153,6 +153,16 @@ class SparkStage:
         """The options that say what is read."""
         return {"kafka.bootstrap.servers": self.kafka.address, "subscribe": topic}
 
+    def new_kafka_topic(self, partitions: int = CORES) -> str:
+        """A new topic with so many partitions: in real-time mode each one needs a slot."""
+        from confluent_kafka import admin as kafka  # noqa: PLC0415  # of few lines
+
+        topic = self.new_topic()
+        admin = kafka.AdminClient({"bootstrap.servers": self.kafka.address})
+        wanted = kafka.NewTopic(topic, num_partitions=partitions, replication_factor=1)
+        admin.create_topics([wanted])[topic].result()
+        return topic
+
     def write_to_kafka(self, frame: DataFrame, topic: str) -> None:
         """A frame with a column `value`, and perhaps `key` and `headers`."""
         address = self.kafka.address
