@@ -159,7 +159,7 @@ class SparkStage:
 
         topic = self.new_topic()
         admin = kafka.AdminClient({"bootstrap.servers": self.kafka.address})
-        wanted = kafka.NewTopic(topic, num_partitions=partitions, replication_factor=1)
+        wanted = kafka.NewTopic(topic, num_partitions=partitions, replication_factor=1)  # type: ignore[attr-defined]  # typed so
         admin.create_topics([wanted])[topic].result()
         return topic
 

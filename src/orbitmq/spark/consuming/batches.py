@@ -444,14 +444,13 @@ class BatchLoop:
         )
 
     def _wait_for_slots(self) -> bool:
-        """Whether tasks of any job of the session wait for slots."""
+        """Whether tasks of any job of the session wait while all slots are in use."""
         tracker = self._spark.sparkContext.statusTracker()
-        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
-        return any(
-            stage.numActiveTasks + stage.numCompletedTasks < stage.numTasks
-            for stage in stages
-            if stage is not None
-        )
+        found = map(tracker.getStageInfo, tracker.getActiveStageIds())
+        stages = [each for each in found if each is not None]
+        active = sum(each.numActiveTasks for each in stages)
+        left = sum(each.numTasks - each.numCompletedTasks for each in stages)
+        return self._tasks <= active < left
 
     def _failure(self, planned: BatchPlan, reports: list[PieceReport]) -> str | None:
         """Why a job that Spark finished counts as failed, if it does.
