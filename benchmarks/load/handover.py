@@ -22,7 +22,7 @@ from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.statistics import Statistics
 from orbitmq.client.consumer.window import OwnedQueue
-from orbitmq.client.consumer.workers import Call, WorkerPool
+from orbitmq.client.consumer.workers import Calls, WorkerPool
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
@@ -94,16 +94,16 @@ class CrewHandover:
                 owned = self._owned[place]
                 self._left += len(messages)
                 self._worker_pool.workers_for(is_async=False).submit(
-                    Call(binding, owned, some, time.monotonic)
-                    for binding, some in self._bindings.split(owned.queue, messages)
+                    Calls(binding, owned, some, time.monotonic)
+                    for binding, some in self._bindings.by_handler(owned.queue, messages)
                 )
                 if place == _QUEUES - 1:
                     await asyncio.sleep(0)
             async with asyncio.timeout(_DEADLINE):
                 await self._is_empty.wait()
 
-    def _finished(self, jobs: list[Call]) -> None:
-        self._left -= len(jobs)
+    def _finished(self, jobs: list[Calls]) -> None:
+        self._left -= sum(len(calls.take_results()[0]) for calls in jobs)
         if not self._left:
             self._is_empty.set()
 

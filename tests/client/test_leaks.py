@@ -18,7 +18,7 @@ import pytest
 
 from orbitmq.client.consumer.handlers import bind_handler
 from orbitmq.client.consumer.window import OwnedQueue
-from orbitmq.client.consumer.workers import Call as HandlerCall
+from orbitmq.client.consumer.workers import Calls as HandlerCalls
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.core import parse_send_args
 from orbitmq.client.routes import Queue
@@ -65,7 +65,7 @@ class Application:
 
 def _handler_call(application: Application) -> object:
     binding = bind_handler(application.handle, group=GROUP)
-    return HandlerCall(binding, OwnedQueue(QUEUE, 0, now=0.0), [received()], time.monotonic)
+    return HandlerCalls(binding, OwnedQueue(QUEUE, 0, now=0.0), [received()], time.monotonic)
 
 
 def _send_call(application: Application) -> object:

@@ -1,9 +1,9 @@
 """A stored message, decoded lazily.
 
-Decoding checks the layout of every record, reads its fixed fields in one step and cuts out the
-stored body and the rest. Topic, properties and hosts are decoded at their first use; the body is
-verified against its checksum and decompressed at its first read. A consumer that only reads tags
-pays for tags only.
+Decoding checks the layout of every record and cuts it into fixed fields, stored body and the rest.
+Fixed fields, topic, properties and hosts are decoded at their first use; the body is verified
+against its checksum and decompressed at its first read. A consumer that only reads tags pays for
+tags only, and nothing that the garbage collector tracks is made for a message.
 
 `body` never returns a body that does not match its checksum: it raises. `stored_body` is the
 unverified bytes of the record. Call `verify` before copying them into a new record: that gets a new
@@ -215,8 +215,13 @@ _HEADS: Final = {
     )
     for hosts in (0, BORN_HOST_V6, STORE_HOST_V6, HOSTS_V6_MASK)
 }
-_read_v4_head = _HEADS[0].unpack_from
+#: What decoding needs of the usual record: size, magic, queue offset, system flag, body size.
+_read_v4_head = struct.Struct(">ii12xq8xi44xi").unpack_from
+_read_crc = struct.Struct(">8xI").unpack_from
 _read_short = struct.Struct(">h").unpack_from
+_read_int = struct.Struct(">i").unpack_from
+#: `MAGIC_V1` in a record.
+_V1: Final = struct.pack(">i", MAGIC_V1)
 
 
 def decode_messages(buffer: Buffer) -> list[StoredMessage]:
@@ -233,13 +238,13 @@ def decode_messages(buffer: Buffer) -> list[StoredMessage]:
         # The usual record (v1, IPv4 hosts) is checked and cut here by hand: a client spends most of
         # its time in this loop. All other records go the general way.
         if at <= last_head:
-            head: _Head = _read_v4_head(data, at)
+            size, magic, queue_offset, sys_flag, body_size = _read_v4_head(data, at)
             body_at = at + 88
-            topic_at = body_at + head[14]
-            next_at = at + head[0]
+            topic_at = body_at + body_size
+            next_at = at + size
             if (
-                head[1] == MAGIC_V1
-                and not head[7] & HOSTS_V6_MASK
+                magic == MAGIC_V1
+                and not sys_flag & HOSTS_V6_MASK
                 and body_at <= topic_at < next_at <= end
             ):
                 tail = data[topic_at:next_at]
@@ -250,7 +255,8 @@ def decode_messages(buffer: Buffer) -> list[StoredMessage]:
                     and properties_size >= 0
                     and _read_short(tail, properties_at - 2)[0] == properties_size
                 ):
-                    messages.append(StoredMessage(head, data[body_at:topic_at], tail))
+                    head, body = data[at:body_at], data[body_at:topic_at]
+                    messages.append(StoredMessage(size, queue_offset, sys_flag, head, body, tail))
                     at = next_at
                     continue
         message = _decode_any(data, at, end)
@@ -291,12 +297,18 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     Its representation has no body, which would end up in logs.
     """
 
-    _head: _Head
+    #: Bytes of the whole record.
+    size: int
+    queue_offset: int
+    sys_flag: int
+    #: The fixed fields.
+    _head: bytes
     _stored_body: bytes
     #: The topic with its length prefix, and the properties with theirs.
     _tail: bytes
     _as_a_whole: WholeMessage = _WHOLE
     # Caches of decoded parts:
+    _fields: _Head | None = None
     _body: bytes | None = None
     _properties: Mapping[str, str] | None = None
 
@@ -344,10 +356,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     def encode(self) -> bytes:
         """The bytes that this message was decoded from."""
-        head = self._head
-        return b"".join(
-            (_HEADS[head[7] & HOSTS_V6_MASK].pack(*head), self._stored_body, self._tail)
-        )
+        return b"".join((self._head, self._stored_body, self._tail))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StoredMessage):
@@ -380,85 +389,77 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     # ---- the fixed fields
 
     @property
-    def size(self) -> int:
-        """Bytes of the whole record."""
-        return self._head[0]
-
-    @property
     def magic(self) -> int:
         """`MAGIC_V1` or `MAGIC_V2`."""
-        return self._head[1]
+        return (self._fields or self._read_head())[1]
 
     @property
     def stored_crc(self) -> int:
         """The checksum of the body in the record."""
-        return self._head[2]
+        return cast("int", _read_crc(self._head)[0])
 
     @property
     def queue_id(self) -> int:
-        return self._head[3]
+        return (self._fields or self._read_head())[3]
 
     @property
     def flag(self) -> int:
         """The application's number."""
-        return self._head[4]
-
-    @property
-    def queue_offset(self) -> int:
-        return self._head[5]
+        return (self._fields or self._read_head())[4]
 
     @property
     def physical_offset(self) -> int:
         """The offset of the record in the commit log of its broker."""
-        return self._head[6]
-
-    @property
-    def sys_flag(self) -> int:
-        return self._head[7]
+        return (self._fields or self._read_head())[6]
 
     @property
     def born_ms(self) -> int:
         """When the producer created it, in milliseconds as stored."""
-        return self._head[8]
+        return (self._fields or self._read_head())[8]
 
     @property
     def born_at(self) -> float:
         """When the producer created it."""
-        return self._head[8] / 1000
+        return (self._fields or self._read_head())[8] / 1000
 
     @property
     def born_host(self) -> tuple[str, int]:
         """Address and port of the producer."""
-        return unpack_host(self._head[9])
+        return unpack_host((self._fields or self._read_head())[9])
 
     @property
     def store_ms(self) -> int:
         """When the broker stored it, in milliseconds as stored."""
-        return self._head[10]
+        return (self._fields or self._read_head())[10]
 
     @property
     def stored_at(self) -> float:
         """When the broker stored it."""
-        return self._head[10] / 1000
+        return (self._fields or self._read_head())[10] / 1000
 
     @property
     def store_host(self) -> tuple[str, int]:
         """Address and port of the broker."""
-        return unpack_host(self._head[11])
+        return unpack_host((self._fields or self._read_head())[11])
 
     @property
     def reconsume_times(self) -> int:
-        return self._head[12]
+        return (self._fields or self._read_head())[12]
 
     @property
     def prepared_offset(self) -> int:
         """The commit-log offset of the half message that this one was committed from."""
-        return self._head[13]
+        return (self._fields or self._read_head())[13]
 
     @property
     def transaction_type(self) -> int:
         """One of `sysflag.TRANSACTION_*`."""
-        return self._head[7] & TRANSACTION_MASK
+        return self.sys_flag & TRANSACTION_MASK
+
+    def _read_head(self) -> _Head:
+        layout = _HEADS[self.sys_flag & HOSTS_V6_MASK]
+        fields = self._fields = cast("_Head", layout.unpack(self._head))
+        return fields
 
     # ---- the body
 
@@ -469,7 +470,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def is_compressed(self) -> bool:
-        return bool(self._head[7] & COMPRESSED)
+        return bool(self.sys_flag & COMPRESSED)
 
     @property
     def body(self) -> bytes:
@@ -477,7 +478,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         body = self._body
         if body is None:
             stored = self._stored_body
-            if self._head[7] & COMPRESSED or crc32(stored) & CRC_BITS != self._head[2]:
+            if self.sys_flag & COMPRESSED or crc32(stored) & CRC_BITS != _read_crc(self._head)[0]:
                 stored = self.expand()
             body = self._body = stored
         return body
@@ -485,14 +486,14 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     def expand(self, *, limit: int = MAX_EXPANDED_BODY) -> bytes:
         """The producer's body, verified, if it is no longer than `limit`."""
         self.verify()
-        if self._head[7] & COMPRESSED:
-            return expand_body(self._stored_body, self._head[7], limit=limit)
+        if self.sys_flag & COMPRESSED:
+            return expand_body(self._stored_body, self.sys_flag, limit=limit)
         return self._stored_body
 
     def verify(self) -> None:
         """Raise `BodyCorrupt` if the stored body does not match its checksum."""
         # Java's readers ignore the checksum of an empty body, so it may have any value.
-        if self._stored_body and crc32(self._stored_body) & CRC_BITS != self._head[2]:
+        if self._stored_body and crc32(self._stored_body) & CRC_BITS != self.stored_crc:
             text = (
                 f"the body of the message at offset {self.queue_offset} of queue {self.queue_id} "
                 f"of {self.topic!r} does not match its checksum"
@@ -508,7 +509,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def topic(self) -> str:
-        begin = 1 if self._head[1] == MAGIC_V1 else 2
+        begin = 1 if self._head[4:8] == _V1 else 2
         return self._tail[begin : self._topic_end()].decode("utf-8", "replace")
 
     @property
@@ -521,7 +522,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         properties = self._properties
         if properties is None:
             tail = self._tail
-            raw = tail[tail[0] + 3 :] if self._head[1] == MAGIC_V1 else self.raw_properties
+            raw = tail[tail[0] + 3 :] if self._head[4:8] == _V1 else self.raw_properties
             properties = self._properties = MappingProxyType(decode_properties(raw))
         return properties
 
@@ -530,7 +531,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         if self._properties is not None:
             return self._properties.get(name)
         tail = self._tail
-        raw = tail[tail[0] + 3 :] if self._head[1] == MAGIC_V1 else self.raw_properties
+        raw = tail[tail[0] + 3 :] if self._head[4:8] == _V1 else self.raw_properties
         return property_value(raw, name)
 
     @property
@@ -550,7 +551,8 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     @property
     def offset_id(self) -> str:
         """The id that names the place of this copy."""
-        return encode_offset_id(self._head[11], self._head[6])
+        fields = self._fields or self._read_head()
+        return encode_offset_id(fields[11], fields[6])
 
     @property
     def msg_id(self) -> str:
@@ -558,7 +560,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         return self.unique_id or self.offset_id
 
     def _topic_end(self) -> int:
-        if self._head[1] == MAGIC_V1:
+        if self._head[4:8] == _V1:
             return 1 + self._tail[0]
         return 2 + cast("int", _read_short(self._tail)[0])
 
@@ -568,12 +570,11 @@ def _decode_any(data: bytes, at: int, end: int) -> StoredMessage:
     size = check_record(data, at, end, check_crc=False)
     if isinstance(size, RecordFault):
         raise RecordInvalid(at, size.value)
-    head = cast("_Head", _read_v4_head(data, at))
-    layout = _HEADS[head[7] & HOSTS_V6_MASK]
-    head = cast("_Head", layout.unpack_from(data, at))
-    body_at = at + layout.size
-    topic_at = body_at + head[14]
-    return StoredMessage(head, data[body_at:topic_at], data[topic_at : at + size])
+    _, _, queue_offset, sys_flag, _ = _read_v4_head(data, at)
+    body_at = at + _HEADS[sys_flag & HOSTS_V6_MASK].size
+    topic_at = body_at + _read_int(data, body_at - 4)[0]
+    head, body, tail = data[at:body_at], data[body_at:topic_at], data[topic_at : at + size]
+    return StoredMessage(size, queue_offset, sys_flag, head, body, tail)
 
 
 # The body of a batch send: messages of one topic, one after the other.

@@ -21,6 +21,9 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 class Job:
     """Does what a test says, in a thread or on the loop."""
 
+    waiting = None
+    took = 1.0
+
     def __init__(
         self, work: Callable[[], Any] = lambda: None, work_async: Callable[[], Any] | None = None
     ) -> None:
@@ -28,8 +31,8 @@ class Job:
         self._work_async = work_async
         self.result: Any = None
 
-    def run_in(self, context: contextvars.Context) -> bool:
-        self.result = context.run(self._work)
+    def run_in(self, context: contextvars.Context, workers: ThreadWorkers) -> bool:
+        self.result = context.copy().run(self._work)
         return False
 
     async def run_async(self) -> None:

@@ -12,8 +12,9 @@ import enum
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
@@ -23,14 +24,13 @@ from orbitmq.client.consumer.settings import FlowSettings
 from orbitmq.client.consumer.verdict import (
     DEAD,
     DELAY_LEVELS,
-    DONE,
     Failure,
     Outcome,
     Retry,
     Verdict,
     reason_of,
 )
-from orbitmq.client.consumer.workers import Call, Run, WorkerPool
+from orbitmq.client.consumer.workers import Calls, Run, WorkerPool
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.message.properties import RETRY_TOPIC
 
@@ -95,28 +95,24 @@ class Bindings:
 
         Batches are tuples, so that a handler cannot change what others see.
         """
-        messages = tuple(messages)
+        return (
+            (binding, some[begin : begin + binding.batch_size])
+            for binding, some in self.by_handler(queue, tuple(messages))
+            for begin in range(0, len(some), binding.batch_size)
+        )
+
+    def by_handler(
+        self, queue: Queue, messages: Sequence[ReceivedMessage]
+    ) -> Iterable[tuple[Binding, Sequence[ReceivedMessage]]]:
+        """Messages of a queue in order, those in a row that have the same handler together."""
         binding = self.of_queue(queue)
         if binding is not None:
-            size = binding.batch_size
-            if size == 1:  # most handlers; half the cost of slices
-                return zip(itertools.repeat(binding), zip(messages, strict=True))
-            return (
-                (binding, messages[begin : begin + size]) for begin in range(0, len(messages), size)
-            )
-        return self._split_by_message(messages)
-
-    def _split_by_message(
-        self, messages: Sequence[ReceivedMessage]
-    ) -> Iterator[tuple[Binding, Sequence[ReceivedMessage]]]:
-        begin = 0
-        for at, message in enumerate(messages):
-            binding = self.of_message(message)
-            following = messages[at + 1] if at + 1 < len(messages) else None
-            is_full = at + 1 - begin >= binding.batch_size
-            if is_full or following is None or self.of_message(following) is not binding:
-                yield binding, messages[begin : at + 1]
-                begin = at + 1
+            return ((binding, messages),)
+        bound = [(self.of_message(message), message) for message in messages]
+        return (
+            (each, tuple(message for _, message in some))
+            for each, some in itertools.groupby(bound, key=itemgetter(0))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +270,6 @@ def _wake(waiters: list[asyncio.Future[None]]) -> None:
     waiters.clear()
 
 
-def _is_async(call: Call) -> bool:
-    return call.binding.is_async
-
-
 def _ignore(_: OwnedQueue) -> None:
     """The default listener."""
 
@@ -373,8 +365,8 @@ class _QueueWork:
 
     def __init__(self, owned: OwnedQueue) -> None:
         self.owned = owned
-        #: Calls that are not settled.
-        self.calls: set[Call] = set()
+        #: Calls that are not all settled.
+        self.calls: list[Calls] = []
         #: Failed messages being sent back.
         self.sending_back = 0
         #: Futures of tasks that wait for the end of running calls.
@@ -383,37 +375,12 @@ class _QueueWork:
     @property
     def is_running(self) -> bool:
         """Whether any call has begun; waiting calls do not count."""
-        return self.sending_back > 0 or any(call.began for call in self.calls)
+        return self.sending_back > 0 or any(calls.is_begun for calls in self.calls)
 
     def changed(self) -> None:
-        self.owned.running = len(self.calls) + self.sending_back
+        self.owned.running = sum([calls.left for calls in self.calls]) + self.sending_back
         if self.waiters and not self.is_running:
             _wake(self.waiters)
-
-
-class _CallResults:
-    """The combined results of calls of one queue."""
-
-    __slots__ = ("done", "failed", "offsets", "times")
-
-    def __init__(self) -> None:
-        #: Offsets of finished messages.
-        self.offsets: list[int] = []
-        self.done = 0
-        self.failed = 0
-        #: The duration of each call in seconds.
-        self.times: list[float] = []
-
-    def add_done(self, calls: Sequence[Call]) -> None:
-        """Add calls that succeeded completely."""
-        self.offsets += [message.queue_offset for call in calls for message in call.messages]
-        self.done += len(self.offsets)
-        self.times += [call.ended - call.began for call in calls]
-
-    def add(self, call: Call, outcome: Outcome) -> None:
-        self.done += len(call.messages) - len(outcome.failed)
-        self.failed += len(outcome.tried)
-        self.times.append(call.ended - call.began)
 
 
 class ConcurrentConsumption(BaseConsumption):
@@ -451,31 +418,26 @@ class ConcurrentConsumption(BaseConsumption):
         work = self._works.get(owned)
         if work is None:
             work = self._works[owned] = _QueueWork(owned)
-        monotonic = self._monotonic
-        calls = [
-            Call(binding, owned, some, monotonic)
-            for binding, some in self._bindings.split(owned.queue, messages)
-        ]
-        work.calls.update(calls)
-        # In order, so that the calls that have begun are a prefix of the queue and a hand-over that
-        # waits for them leaves no gap.
         begun = 0
         try:
-            for is_async, some in itertools.groupby(calls, _is_async):
-                same = list(some)
-                self.worker_pool.workers_for(is_async).submit(same)
-                begun += len(same)
+            # In order, so that the calls that have begun are a prefix of the queue and a hand-over
+            # that waits for them leaves no gap.
+            for binding, some in self._bindings.by_handler(owned.queue, messages):
+                calls = Calls(binding, owned, some, self._monotonic)
+                self.worker_pool.workers_for(binding.is_async).submit((calls,))
+                work.calls.append(calls)
+                begun += len(some)
         except Exception as error:  # noqa: BLE001  # the messages must not be lost
-            self._not_begun(work, calls[begun:], error)
-        owned.running = len(work.calls) + work.sending_back
+            self._not_begun(owned, messages[begun:], error)
+        work.changed()
 
-    def _not_begun(self, work: _QueueWork, calls: Sequence[Call], error: Exception) -> None:
-        """No worker could be started for some calls: retry later."""
-        messages = [message for call in calls for message in call.messages]
-        self._log_not_begun(work.owned, len(messages), error)
-        work.calls.difference_update(calls)
-        self._later(self._settings.local_retry, self._offer_again, work.owned, messages)
-        self._finish(work.owned, ())
+    def _not_begun(
+        self, owned: OwnedQueue, messages: Sequence[ReceivedMessage], error: Exception
+    ) -> None:
+        """No worker could be started for some messages: retry later."""
+        self._log_not_begun(owned, len(messages), error)
+        self._later(self._settings.local_retry, self._offer_again, owned, messages)
+        self._finish(owned, ())
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
         """Begin no call for a queue; wait for running calls and for messages being sent back."""
@@ -491,63 +453,64 @@ class ConcurrentConsumption(BaseConsumption):
         if work is None:
             return 0
         # Messages of calls that timed out are being sent back, or were.
-        begun = [call for call in work.calls if call.began and not call.is_given_up]
-        return work.sending_back + sum(len(call.messages) for call in begun)
+        return work.sending_back + sum(
+            message.queue_offset not in calls.given_up
+            for calls in work.calls
+            for message in calls.unsettled()
+        )
 
     # ---- results of calls
 
-    def _settle(self, jobs: list[Call]) -> None:
-        by_queue: dict[OwnedQueue, list[Call]] = {}
-        for call in jobs:
-            owned = call.owned
-            if owned in by_queue:
-                by_queue[owned].append(call)
-            else:
-                by_queue[owned] = [call]
+    def _settle(self, jobs: list[Calls]) -> None:
         now = self._monotonic()
-        for owned, calls in by_queue.items():
-            tally = self._tally(owned, calls)
+        for calls in jobs:
+            owned = calls.owned
+            done, others, times = calls.take_results()
             owned.last_consumed = now
-            if tally.times:
+            offsets = self._counted(calls, done)
+            succeeded, failed = len(done), 0
+            for messages, outcome in others:
+                if outcome is None:
+                    self.statistics.passed_over += len(messages)
+                    continue
+                succeeded += len(messages) - len(outcome.failed)
+                failed += len(outcome.tried)
+                offsets += self._settle_other(calls, messages, outcome)
+            if times:
                 self.statistics.consumed(
-                    owned.queue.topic, done=tally.done, failed=tally.failed, times=tally.times
+                    owned.queue.topic, done=succeeded, failed=failed, times=times
                 )
-            self._finish(owned, tally.offsets)
+            work = self._works.get(owned)
+            if work is not None and not calls.left and calls in work.calls:
+                work.calls.remove(calls)
+            self._finish(owned, offsets)
 
-    def _tally(self, owned: OwnedQueue, calls: list[Call]) -> _CallResults:
-        """Combine the results of calls of one queue."""
-        work = self._works.get(owned)
-        if work is not None:
-            work.calls.difference_update(calls)
-        tally = _CallResults()
-        # Nearly always all of them.
-        good = [call for call in calls if call.outcome is DONE and not call.is_given_up]
-        if owned.is_dropped:
-            good = []
-        tally.add_done(good)
-        if len(good) < len(calls):
-            done = set(good)
-            for call in calls:
-                if call not in done:
-                    self._settle_other(call, tally)
-        return tally
+    def _counted(self, calls: Calls, done: Sequence[ReceivedMessage]) -> list[int]:
+        """The offsets of successful messages that count here; others were delivered again."""
+        offsets = [message.stored.queue_offset for message in done]
+        if calls.owned.is_dropped:
+            self.statistics.duplicates += len(done)
+            return []
+        if calls.given_up:
+            counted = [offset for offset in offsets if offset not in calls.given_up]
+            self.statistics.duplicates += len(offsets) - len(counted)
+            return counted
+        return offsets
 
-    def _settle_other(self, call: Call, tally: _CallResults) -> None:
-        """Handle a call that did not succeed completely."""
-        outcome, owned, count = call.outcome, call.owned, len(call.messages)
-        if outcome is None:
-            self.statistics.passed_over += count
-            return
-        tally.add(call, outcome)
-        if owned.is_dropped:
-            self.statistics.duplicates += count
-        elif call.is_given_up:
+    def _settle_other(
+        self, calls: Calls, messages: Sequence[ReceivedMessage], outcome: Outcome
+    ) -> Sequence[int]:
+        """Handle a call that did not succeed completely; returns the offsets that are finished."""
+        if calls.owned.is_dropped:
+            self.statistics.duplicates += len(messages)
+            return ()
+        if messages[0].queue_offset in calls.given_up:
             # Sent back at the timeout; the window no longer has them.
-            self.statistics.duplicates += count - len(outcome.failed)
-        elif outcome.failed:
-            tally.offsets += self._failed(owned, call, outcome)
-        else:
-            tally.offsets += [message.queue_offset for message in call.messages]
+            self.statistics.duplicates += len(messages) - len(outcome.failed)
+            return ()
+        if outcome.failed:
+            return self._failed(calls, messages, outcome)
+        return [message.queue_offset for message in messages]
 
     def _finish(self, owned: OwnedQueue, offsets: Sequence[int]) -> None:
         """Remove finished messages from the window and update the position."""
@@ -565,13 +528,14 @@ class ConcurrentConsumption(BaseConsumption):
             return dropped_after_failure(message.attempt)
         return after_failure(message.attempt, failure, self._settings.max_retries)
 
-    def _failed(self, owned: OwnedQueue, call: Call, outcome: Outcome) -> list[int]:
+    def _failed(
+        self, calls: Calls, messages: Sequence[ReceivedMessage], outcome: Outcome
+    ) -> list[int]:
         """Handle the failed messages of a call; returns the offsets of finished messages."""
-        self._log_failure(owned, outcome, call.binding.name)
+        owned = calls.owned
+        self._log_failure(owned, outcome, calls.binding.name)
         failed = {message.queue_offset for message in outcome.failed}
-        done = [
-            message.queue_offset for message in call.messages if message.queue_offset not in failed
-        ]
+        done = [each.queue_offset for each in messages if each.queue_offset not in failed]
         if outcome.held:
             self._later(outcome.hold, self._offer_again, owned, outcome.held)
         tried = outcome.tried
@@ -661,36 +625,33 @@ class ConcurrentConsumption(BaseConsumption):
             if owned.is_dropped or self._sending_back is None:
                 continue
             late = [
-                call
-                for call in work.calls
-                if call.began and not call.is_given_up and now - call.began > limit
+                (messages[0].queue_offset, calls, messages)
+                for calls in work.calls
+                for messages in calls.late(now - limit)
+                if messages[0].queue_offset not in calls.given_up
             ]
-            for call in sorted(late, key=lambda each: each.messages[0].queue_offset):
-                self._give_up(owned, call)
+            for _, calls, messages in sorted(late, key=itemgetter(0)):
+                self._give_up(calls, messages)
 
-    def _give_up(self, owned: OwnedQueue, call: Call) -> None:
+    def _give_up(self, calls: Calls, messages: Sequence[ReceivedMessage]) -> None:
         """Retry the messages of a call without waiting for its end."""
-        limit = self._settings.timeout
-        call.is_given_up = True
-        self.statistics.timed_out += len(call.messages)
+        limit, owned, first = self._settings.timeout, calls.owned, messages[0]
+        calls.given_up.update(message.queue_offset for message in messages)
+        self.statistics.timed_out += len(messages)
         log.warning(
             "%s takes longer than %g s; its %d message(s) go back (group %s, %s, from offset %d, "
             "message %s)",
-            call.binding.name,
+            calls.binding.name,
             limit,
-            len(call.messages),
+            len(messages),
             self._group,
             owned.queue,
-            call.messages[0].queue_offset,
-            call.messages[0].msg_id,
-            extra={
-                "group": self._group,
-                "queue": str(owned.queue),
-                "offset": call.messages[0].queue_offset,
-            },
+            first.queue_offset,
+            first.msg_id,
+            extra={"group": self._group, "queue": str(owned.queue), "offset": first.queue_offset},
         )
         reason = f"the handler took longer than {limit:g} s"
-        self._start_sending_back(owned, call.messages, Failure(TIMEOUT_LEVEL, reason=reason))
+        self._start_sending_back(owned, messages, Failure(TIMEOUT_LEVEL, reason=reason))
 
 
 # ---- orderly consumption
@@ -702,7 +663,7 @@ RUN_LENGTH: Final = 32
 #: is renewed during the pause.
 SHORTEST_PAUSE: Final = 0.01
 
-Calls: TypeAlias = "list[tuple[Binding, Sequence[ReceivedMessage]]]"
+RunCalls: TypeAlias = "list[tuple[Binding, Sequence[ReceivedMessage]]]"
 
 
 class _State(enum.Enum):
@@ -815,10 +776,10 @@ class OrderlyConsumption(BaseConsumption):
             owned.window.rollback(taken)
             self._pause(line, self._settings.local_retry)
 
-    def _next_calls(self, owned: OwnedQueue) -> Calls:
+    def _next_calls(self, owned: OwnedQueue) -> RunCalls:
         """The next calls of a queue; their messages are taken from its window."""
         taken = owned.window.take(self._run_length(owned))
-        calls: Calls = []
+        calls: RunCalls = []
         used = 0
         for binding, messages in self._bindings.split(owned.queue, taken):
             # A run has one kind of handler. A listener's verdict may cover all taken messages.

@@ -272,7 +272,7 @@ class OwnedQueue:
         self.last_consumed = now
         #: Orderly consumption only.
         self.lock = lock
-        #: Handler calls under way.
+        #: Messages whose handler calls wait or run; in order, the run under way.
         self.running = 0
 
     def __repr__(self) -> str:

@@ -1,11 +1,11 @@
 """Where handlers run: a pool of threads for `def` handlers, of tasks for `async def` ones.
 
-Jobs go to threads through a deque; one thread is woken, and wakes another before it runs a job:
-quick handlers run in a row, slow ones have all threads. Results come back through a list, which the
-loop polls every millisecond while there are any; the first one wakes it.
+Jobs go to threads through a deque; one thread is woken. While calls are slow, a thread wakes another
+before it runs a job; quick calls run in a row. Results come back through a list, which the loop
+polls every millisecond while there are any; the first one of a slow call wakes it.
 
 Orders replace locks: jobs are added before wakes are looked at, and looked at after being woken; a
-result is added before the flag is read, and read after the flag is cleared; a job is marked as
+result is added before the flag is read, and read after the flag is cleared; a call is marked as
 begun before it is read whether its queue drains, and a drain does these in reverse.
 
 A handler runs in a copy of the consumer's context, so that nothing leaks to the next message.
@@ -25,12 +25,10 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextvars import Context, ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from orbitmq.client.consumer.settings import MOST_WORKERS
-from orbitmq.client.consumer.verdict import Outcome, Verdict, outcome_of_error
+from orbitmq.client.consumer.verdict import DONE, Outcome, Verdict, outcome_of_error
 from orbitmq.client.loopthread import LoopCall
 from orbitmq.errors import NotRunning
 from orbitmq.parsing import whole
@@ -45,6 +43,8 @@ log = logging.getLogger(__name__)
 
 #: How often the loop polls for results while there are any.
 SETTLE_PAUSE: Final = 0.001
+#: A call is quick if it takes no longer than it costs to wake a thread and to wait for its turn.
+QUICK: Final = 0.00005
 #: The part of a stop's time that is left for cancelled coroutines: a share, at most in seconds.
 _UNWINDING_SHARE: Final = 0.1
 _UNWINDING: Final = 1.0
@@ -57,14 +57,22 @@ ON_END: Final = 0.005
 class Job(Protocol):
     """Something to run in a worker. It never raises; it keeps its result."""
 
-    def run_in(self, context: contextvars.Context) -> bool:
-        """Run in a thread, the application's part in `context`;
+    @property
+    def waiting(self) -> deque[Any] | None:
+        """What several workers take from, one by one. None: one worker runs the job once."""
+
+    @property
+    def took(self) -> float:
+        """Seconds of the last call."""
+
+    def run_in(self, context: Context, workers: ThreadWorkers) -> bool:
+        """Run in a thread, the application's part in copies of `context`;
 
         whether a task waits for the end.
         """
 
     async def run_async(self) -> None:
-        """Run on the loop."""
+        """Run on the loop; of what is waiting, the first."""
 
 
 Finished: TypeAlias = Callable[[list[Any]], None]
@@ -91,8 +99,11 @@ class ThreadWorkers:
         self._done: list[Job] = []
         self._is_settling = False
         self._timer: asyncio.TimerHandle | None = None
-        # One entry for each thread that must end; a thread that takes one ends.
-        self._ends: list[None] = []
+        #: Whether calls were not quick lately. If not, the timer is set while jobs wait: a call
+        #: that is slow all the same must not keep the others from the remaining threads.
+        self._is_slow = True
+        #: One entry for each thread that must end; a thread that takes one ends.
+        self.ends: list[None] = []
         self._threads: set[threading.Thread] = set()
         self._size = 0
         #: Starts missing threads.
@@ -110,6 +121,9 @@ class ThreadWorkers:
         self._jobs.extend(jobs)
         if self._wakes.empty():
             self._wakes.put(None)
+        if not self._is_slow and self._timer is None:
+            self._is_settling = True
+            self._timer = self._loop.call_later(SETTLE_PAUSE, self._settle)
 
     def resize(self, size: int) -> None:
         """Raises `RuntimeError` when not even one thread can be started."""
@@ -134,7 +148,7 @@ class ThreadWorkers:
                 return
             self._size += 1
         for _ in range(size, self._size):
-            self._ends.append(None)
+            self.ends.append(None)
             # Wakes an idle thread; a busy one ends after its job.
             self._wakes.put(None)
         self._size = size
@@ -190,8 +204,7 @@ class ThreadWorkers:
 
     def _work(self) -> None:
         """The main function of a thread."""
-        jobs, wakes, done, loop = self._jobs, self._wakes, self._done, self._loop
-        ends, copy = self._ends, self._context.copy
+        jobs, wakes, ends = self._jobs, self._wakes, self.ends
         try:
             while True:
                 wakes.get()
@@ -200,28 +213,36 @@ class ThreadWorkers:
                         job = jobs.popleft()
                     except IndexError:
                         break
-                    if jobs and wakes.empty():
+                    if (waiting := job.waiting) is not None:
+                        if not waiting:
+                            continue
+                        if len(waiting) > 1:
+                            jobs.appendleft(job)
+                    if jobs and self._is_slow and wakes.empty():
                         wakes.put(None)
-                    is_awaited = job.run_in(copy())
-                    done.append(job)
-                    if is_awaited or not self._is_settling:
-                        self._is_settling = True
-                        loop.call_soon_threadsafe(self._settle)
+                    self.report(job, at_once=job.run_in(self._context, self))
                     # An idle thread must not keep its last job alive.
-                    del job
+                    del job, waiting
                 if jobs and wakes.empty():
                     wakes.put(None)
                 if ends and self._may_end():
                     break
-            loop.call_soon_threadsafe(self._ended, threading.current_thread())
+            self._loop.call_soon_threadsafe(self._ended, threading.current_thread())
         except RuntimeError:
             # The loop is closed.
             log.debug("a worker outlived its event loop")
 
+    def report(self, job: Job, *, at_once: bool = False) -> None:
+        """Have the loop look at the results of a job; called by a thread."""
+        self._done.append(job)
+        if at_once or not self._is_settling:
+            self._is_settling = True
+            self._loop.call_soon_threadsafe(self._settle)
+
     def _may_end(self) -> bool:
         """Take one of the entries for threads that must end."""
         try:
-            self._ends.pop()
+            self.ends.pop()
         except IndexError:
             return False
         return True
@@ -241,13 +262,20 @@ class ThreadWorkers:
             self._is_settling = False
             # A job may have finished between the check and the flag.
             if not done:
+                self._be_slow(bool(self._jobs) or self._is_slow)
                 return
             self._is_settling = True
         # Only this method removes jobs; those that finish meanwhile are reported next time.
         jobs = done[:]
         del done[: len(jobs)]
+        self._be_slow(max([job.took for job in jobs]) > QUICK)
         self._timer = self._loop.call_later(SETTLE_PAUSE, self._settle)
-        self._finished(jobs)
+        self._finished(list(dict.fromkeys(jobs)))
+
+    def _be_slow(self, is_slow: bool) -> None:
+        self._is_slow = is_slow
+        if is_slow and self._jobs and self._wakes.empty():
+            self._wakes.put(None)
 
 
 class TaskWorkers:
@@ -353,7 +381,11 @@ class TaskWorkers:
             self._is_waking = False
             began = self._loop.time()
             while self._jobs and len(self._tasks) <= self._size:
-                await self._do(self._jobs.popleft(), name)
+                job = self._jobs[0]
+                if job.waiting is None or len(job.waiting) < 2:  # noqa: PLR2004  # not the last
+                    self._jobs.popleft()
+                await self._do(job, name)
+                del job
                 if self._loop.time() - began > ON_END:
                     await asyncio.sleep(0)
                     began = self._loop.time()
@@ -417,7 +449,7 @@ class TaskWorkers:
     def _settle(self) -> None:
         jobs, self._done = self._done, []
         if jobs:
-            self._finished(jobs)
+            self._finished(list(dict.fromkeys(jobs)))
 
 
 async def _stand() -> None:
@@ -568,53 +600,183 @@ def _stack_of(coroutine: object) -> list[str]:
 
 # ---- calls of handlers
 #
-# A call is made on the event loop, run in a worker and settled on the loop. The worker sets only
-# its times and its outcome. A call whose queue drains before it begins has no outcome.
+# Calls are made on the event loop, run in workers and settled on the loop. A call whose queue drains
+# before it begins has no outcome.
 
 
-class Call(msgspec.Struct, eq=False):
-    """One concurrent call of a handler with messages of one queue."""
+class _Begun:
+    """The call that one worker is in."""
 
-    binding: Binding
-    owned: OwnedQueue
-    messages: Sequence[ReceivedMessage]
-    monotonic: Callable[[], float]
-    #: When a worker began it; 0 before.
-    began: float = 0.0
-    ended: float = 0.0
-    #: None: the handler was not called.
-    outcome: Outcome | None = None
-    #: It timed out: its messages are delivered again, whatever its outcome.
-    is_given_up: bool = False
+    __slots__ = ("began", "messages")
 
-    def run_in(self, context: Context) -> bool:
-        monotonic, owned = self.monotonic, self.owned
-        self.began = monotonic()
-        if owned.is_draining:
-            return False
-        self.outcome = context.run(self.binding.call, owned.queue, self.messages, owned.ownership)
-        self.ended = monotonic()
+    def __init__(self) -> None:
+        #: 0: none so far.
+        self.began = 0.0
+        self.messages: Sequence[ReceivedMessage] = ()
+
+
+class Calls:
+    """Concurrent calls of one handler with messages of one queue: workers take one by one.
+
+    One object for a whole pull: an object for each call, which waits there for its turn, would make
+    the garbage collector run several times in each pull.
+    """
+
+    __slots__ = (
+        "_begun", "_done", "_is_reported", "_monotonic", "_others", "_times", "binding", "given_up",
+        "is_async", "left", "owned", "took", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        binding: Binding,
+        owned: OwnedQueue,
+        messages: Sequence[ReceivedMessage],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.binding = binding
+        self.owned = owned
+        self.is_async = binding.is_async
+        #: Messages, or batches of them, as the handler takes them.
+        self.waiting: deque[Any] = deque(messages)
+        if (size := binding.batch_size) > 1:
+            self.waiting = deque(
+                tuple(messages[begin : begin + size]) for begin in range(0, len(messages), size)
+            )
+        self._monotonic = monotonic
+        #: Seconds of the last call.
+        self.took = 0.0
+        #: Offsets of calls that timed out: delivered again, whatever the outcome. The loop's own.
+        self.given_up: set[int] = set()
+        #: Messages that are not settled. The loop's own.
+        self.left = len(messages)
+        self._begun: set[_Begun] = set()
+        self._is_reported = False
+        # Results of workers since the loop has looked: messages, or batches, of calls that
+        # succeeded completely; the others, without an outcome if the handler was not called; and
+        # the duration of each call in seconds.
+        self._done: list[Any] = []
+        self._others: list[tuple[Sequence[ReceivedMessage], Outcome | None]] = []
+        self._times: list[float] = []
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether some have begun and are not settled."""
+        # In the reverse order of the workers.
+        is_running = any(each.began for each in tuple(self._begun))
+        return is_running or bool(self._done or self._others)
+
+    def begun(self) -> list[Sequence[ReceivedMessage]]:
+        """The messages of each call that runs."""
+        return [each.messages for each in tuple(self._begun) if each.began]
+
+    def late(self, before: float) -> list[Sequence[ReceivedMessage]]:
+        """The messages of calls that run since before a time."""
+        late = []
+        for each in tuple(self._begun):
+            # In the reverse order of the workers.
+            messages = each.messages
+            if messages and each.began < before:
+                late.append(messages)
+        return late
+
+    def unsettled(self) -> list[ReceivedMessage]:
+        """Messages of calls that have begun and are not settled."""
+        ended = [*self._messages(self._done), *(each for some, _ in self._others for each in some)]
+        return list(dict.fromkeys([each for some in self.begun() for each in some] + ended))
+
+    def take_results(
+        self,
+    ) -> tuple[
+        Sequence[ReceivedMessage],
+        Sequence[tuple[Sequence[ReceivedMessage], Outcome | None]],
+        Sequence[float],
+    ]:
+        """What has ended: messages of successful calls, other calls, and durations."""
+        self._is_reported = False
+        done, others, times = _taken(self._done), _taken(self._others), _taken(self._times)
+        found = self._messages(done)
+        self.left -= len(found) + sum([len(some) for some, _ in others])
+        return found, others, times
+
+    def _messages(self, done: list[Any]) -> list[ReceivedMessage]:
+        if self.binding.batch_size == 1:
+            return done
+        return [message for some in done for message in some]
+
+    def run_in(self, context: Context, workers: ThreadWorkers) -> bool:
+        owned, monotonic, call = self.owned, self._monotonic, self.binding.call
+        queue, ownership, copy = owned.queue, owned.ownership, context.copy
+        waiting, is_single = self.waiting, self.binding.batch_size == 1
+        done, times, ends = self._done, self._times, workers.ends
+        begun = _Begun()
+        self._begun.add(begun)
+        began = ended = monotonic()
+        while waiting:
+            try:
+                some = waiting.popleft()
+            except IndexError:
+                break
+            messages = (some,) if is_single else some
+            begun.began = began = ended
+            begun.messages = messages
+            if owned.is_draining:
+                self._others.append((messages, None))
+                continue
+            outcome = copy().run(call, queue, messages, ownership)
+            ended = monotonic()
+            times.append(ended - began)
+            if outcome is DONE:
+                done.append(some)
+            else:
+                self._others.append((messages, outcome))
+            if not self._is_reported:
+                self._is_reported = True
+                workers.report(self)
+            if ends:
+                break
+        self.took = ended - began
+        self._begun.discard(begun)
         return False
 
     async def run_async(self) -> None:
-        self.began = self.monotonic()
-        owned = self.owned
+        some = self.waiting.popleft()
+        messages = (some,) if self.binding.batch_size == 1 else some
+        owned, outcome = self.owned, None
         if owned.is_draining:
+            self._others.append((messages, None))
             return
+        begun = _Begun()
+        begun.began, begun.messages = self._monotonic(), messages
+        self._begun.add(begun)
         try:
-            self.outcome = await self.binding.call_async(
-                owned.queue, self.messages, owned.ownership
-            )
+            outcome = await self.binding.call_async(owned.queue, messages, owned.ownership)
         except BaseException as error:
-            self.outcome = outcome_of_error(error, self.messages)
+            outcome = outcome_of_error(error, messages)
             raise
         finally:
-            self.ended = self.monotonic()
+            self._times.append(self._monotonic() - begun.began)
+            if outcome is DONE:
+                self._done.append(some)
+            else:
+                self._others.append((messages, outcome))
+            self._begun.discard(begun)
+
+
+_T = TypeVar("_T")
+
+
+def _taken(results: list[_T]) -> list[_T]:
+    """Remove and return what is in a list to which threads append."""
+    found = results[:]
+    del results[: len(found)]
+    return found
 
 
 class Run:
     """Calls with messages of one queue, one after the other, until one fails or the time is up."""
 
+    waiting = None
     __slots__ = (
         "_begins", "_lasts", "_monotonic", "began", "calls", "ended", "is_async", "outcomes",
         "owned",
@@ -641,13 +803,17 @@ class Run:
         #: When each call began; may have one more entry than there are outcomes.
         self._begins: list[float] = []
 
+    @property
+    def took(self) -> float:
+        return self.ended - self.began
+
     def times(self) -> list[float]:
         """The duration of each call in seconds."""
         begins = self._begins[: len(self.outcomes)]
         return [end - began for began, end in zip(begins, [*begins[1:], self.ended], strict=False)]
 
-    def run_in(self, context: Context) -> bool:
-        context.run(self.run)
+    def run_in(self, context: Context, workers: ThreadWorkers) -> bool:
+        context.copy().run(self.run)
         return True
 
     def run(self) -> None:
@@ -696,6 +862,8 @@ class Run:
 class DirectCall:
     """A call that an administrator asked for. Its outcome has no effect on the queue."""
 
+    waiting = None
+
     def __init__(
         self, binding: Binding, message: ReceivedMessage, monotonic: Callable[[], float]
     ) -> None:
@@ -708,9 +876,14 @@ class DirectCall:
         #: Set on the loop when it has ended.
         self.done = asyncio.Event()
 
-    def run_in(self, context: Context) -> bool:
+    @property
+    def took(self) -> float:
+        return self.ended - self.began
+
+    def run_in(self, context: Context, workers: ThreadWorkers) -> bool:
         self.began = self._monotonic()
-        self.outcome = context.run(self._binding.call, self._message.queue, [self._message])
+        call = self._binding.call
+        self.outcome = context.copy().run(call, self._message.queue, [self._message])
         self.ended = self._monotonic()
         return True
 
