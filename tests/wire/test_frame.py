@@ -150,7 +150,7 @@ def test_what_came_before_a_bad_frame_is_not_lost_and_nothing_comes_after_it():
 
 
 @pytest.mark.parametrize("chunk", [100, 1 << 20])
-def test_a_large_body_is_a_read_only_view_and_a_small_one_plain_bytes(chunk):
+def test_a_large_body_of_one_read_is_a_view_and_others_are_plain_bytes(chunk):
     stream = encode_frame(Frame(0, b"{}", b"s")) + encode_frame(Frame(0, b"{}", b"l" * VIEW_FROM))
     reader = FrameReader()
 
@@ -161,8 +161,8 @@ def test_a_large_body_is_a_read_only_view_and_a_small_one_plain_bytes(chunk):
     )
 
     assert type(small.body) is bytes
-    assert isinstance(large.body, memoryview)
-    assert large.body.readonly
+    assert isinstance(large.body, memoryview if chunk > VIEW_FROM else bytes)
+    assert memoryview(large.body).readonly
     assert type(large.header) is bytes
 
 

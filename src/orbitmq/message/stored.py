@@ -224,15 +224,16 @@ _read_int = struct.Struct(">i").unpack_from
 _V1: Final = struct.pack(">i", MAGIC_V1)
 
 
-def decode_messages(buffer: Buffer) -> list[StoredMessage]:
-    """The messages in the body of a pull's answer.
+def decode_messages(buffer: Buffer, at: int = 0, end: int | None = None) -> list[StoredMessage]:
+    """The messages in the body of a pull's answer, or from one of them on to another.
 
     Raises `RecordInvalid` if any part of it is not a whole record: a broker never sends such a
     body, and a reader that continued after the good part would silently skip messages.
     """
     data = buffer if isinstance(buffer, bytes) else bytes(buffer)
     messages = []
-    at, end = 0, len(data)
+    if end is None:
+        end = len(data)
     last_head = end - MIN_RECORD_SIZE
     while at < end:
         # The usual record (v1, IPv4 hosts) is checked and cut here by hand: a client spends most of

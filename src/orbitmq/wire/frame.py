@@ -3,8 +3,8 @@
     total length 4 | type 1, header length 3 | header | body
 
 `total` counts everything after itself. Lengths are checked before anything is allocated, and a
-buffer only grows by what has arrived. An incomplete frame is copied once, however many reads bring
-it.
+buffer only grows by what has arrived. An incomplete frame is kept as the reads that bring it, and
+joined once.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ VIEW_FROM = 16 * 1024
 
 #: A body as it was received. Both kinds are read-only, can be sliced, hashed, joined and decoded.
 Bytes: TypeAlias = bytes | memoryview
+
+#: Smaller reads of an incomplete frame are kept together: an object for each would be larger.
+_PIECE = 4096
 
 _unpack_prefix = struct.Struct(">iI").unpack_from
 #: The total length, and the type with the length of the header.
@@ -68,23 +71,25 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 class FrameReader:
     """Cuts a byte stream into frames, however the bytes are chunked. Holds no socket."""
 
-    __slots__ = ("_broken", "_limits", "_needed", "_partial")
+    __slots__ = ("_broken", "_limits", "_needed", "_pieces", "_unfinished")
 
     def __init__(self, limits: WireLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self._partial = bytearray()
+        #: Of the frame that is not complete; the first one begins with its prefix.
+        self._pieces: list[bytes | bytearray] = []
+        self._unfinished = 0
         self._needed = PREFIX_SIZE
         self._broken = False
 
     @property
     def missing(self) -> int:
         """How many more bytes are needed before `feed` can make progress. Never 0."""
-        return self._needed - len(self._partial)
+        return self._needed - self._unfinished
 
     @property
     def unfinished(self) -> int:
         """How many bytes of a frame are kept that is not complete yet."""
-        return len(self._partial)
+        return self._unfinished
 
     @property
     def announced(self) -> int:
@@ -101,37 +106,57 @@ class FrameReader:
             raise FrameError("the stream ended at a bad frame; open a new connection")
         frames: list[Frame] = []
         try:
-            start = self._finish_partial(data, frames) if self._partial else 0
-            self._split(data, start, frames)
+            if not self._unfinished:
+                self._split(data, 0, frames)
+            elif self._needed == PREFIX_SIZE:
+                self._split(self._joined() + data, 0, frames)
+            elif self._unfinished + len(data) < self._needed:
+                self._keep(data)
+            else:
+                frame, start = self._finish(data)
+                frames.append(frame)
+                self._split(data, start, frames)
         except FrameError as error:
             self._broken = True
-            self._partial = bytearray()
+            self.abandon()
             error.frames = frames
             raise
         return frames
 
     def abandon(self) -> None:
         """Let go of a frame that will never be complete, because the stream has ended."""
-        self._partial, self._needed = bytearray(), PREFIX_SIZE
+        self._pieces, self._unfinished, self._needed = [], 0, PREFIX_SIZE
 
-    def _finish_partial(self, data: bytes, frames: list[Frame]) -> int:
-        """Add to the frame that earlier data began; return where the rest of `data` starts."""
-        partial = self._partial
-        start = 0
-        while True:
-            wanted = self._needed - len(partial)
-            partial += memoryview(data)[start : start + wanted]
-            start = min(start + wanted, len(data))
-            if len(partial) < self._needed:
-                return start
-            total, mark = _unpack_prefix(partial)
-            self._check(total, mark)
-            if len(partial) < 4 + total:
-                self._needed = 4 + total
-                continue
-            self._partial, self._needed = bytearray(), PREFIX_SIZE
-            frames.append(_frame_of(partial, mark))
-            return start
+    def _keep(self, data: bytes) -> None:
+        """Add to the frame that earlier data began."""
+        self._unfinished += len(data)
+        if len(data) >= _PIECE or not self._pieces:
+            self._pieces.append(data)
+        elif isinstance(last := self._pieces[-1], bytearray):
+            last += data
+        else:
+            self._pieces.append(bytearray(data))
+
+    def _joined(self) -> bytes:
+        """Take what is there of the incomplete frame."""
+        whole = b"".join(self._pieces)
+        self.abandon()
+        return whole
+
+    def _finish(self, data: bytes) -> tuple[Frame, int]:
+        """The incomplete frame with the beginning of `data`, and where the rest of `data` begins."""
+        stop = self._needed - self._unfinished
+        first = self._pieces[0]
+        _, mark = _unpack_prefix(first)
+        body = PREFIX_SIZE + (mark & _HEADER_LENGTH)
+        if len(first) < body:
+            first = b"".join((*self._pieces, memoryview(data)[:stop]))
+            frame = Frame(mark >> 24, first[PREFIX_SIZE:body], first[body:])
+        else:
+            rest = (memoryview(first)[body:], *self._pieces[1:], memoryview(data)[:stop])
+            frame = Frame(mark >> 24, bytes(first[PREFIX_SIZE:body]), b"".join(rest))
+        self.abandon()
+        return frame, stop
 
     def _split(self, data: bytes, start: int, frames: list[Frame]) -> None:
         """The fast way: frames that lie in `data` from end to end."""
@@ -159,7 +184,7 @@ class FrameReader:
                 add(Frame(mark >> 24, data[begin:body], memoryview(data)[body:stop]))
             start = stop
         if start < end:
-            self._partial += memoryview(data)[start:]
+            self._keep(data[start:])
             self._needed = needed
 
     def _check(self, total: int, mark: int) -> None:
@@ -189,16 +214,6 @@ def other_protocol(total: int) -> str | None:
     if first.startswith(_TLS_BEGINNINGS):
         return "this speaks TLS, and the connection is without"
     return None
-
-
-def _frame_of(whole: bytearray, mark: int) -> Frame:
-    view = memoryview(whole).toreadonly()
-    body = PREFIX_SIZE + (mark & _HEADER_LENGTH)
-    return Frame(
-        mark >> 24,
-        bytes(view[PREFIX_SIZE:body]),
-        bytes(view[body:]) if len(whole) - body < VIEW_FROM else view[body:],
-    )
 
 
 def frame_head(

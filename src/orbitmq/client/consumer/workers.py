@@ -1,6 +1,6 @@
 """Where handlers run: a pool of threads for `def` handlers, of tasks for `async def` ones.
 
-Jobs go to threads through a deque; one thread is woken. While calls are slow, a thread wakes another
+Jobs go to threads through a deque; one thread is woken. While calls are slow, it wakes another one
 before it runs a job; quick calls run in a row. Results come back through a list, which the loop
 polls every millisecond while there are any; the first one of a slow call wakes it.
 
@@ -382,7 +382,7 @@ class TaskWorkers:
             began = self._loop.time()
             while self._jobs and len(self._tasks) <= self._size:
                 job = self._jobs[0]
-                if job.waiting is None or len(job.waiting) < 2:  # noqa: PLR2004  # not the last
+                if job.waiting is None or len(job.waiting) < 2:  # not the last
                     self._jobs.popleft()
                 await self._do(job, name)
                 del job
@@ -600,8 +600,8 @@ def _stack_of(coroutine: object) -> list[str]:
 
 # ---- calls of handlers
 #
-# Calls are made on the event loop, run in workers and settled on the loop. A call whose queue drains
-# before it begins has no outcome.
+# Calls are made on the event loop, run in workers and settled on the loop. A call whose queue
+# drains before it begins has no outcome.
 
 
 class _Begun:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orbitmq.client.consumer.settings import FlowReason
@@ -278,7 +279,6 @@ class Cache:
 # that columns do not cost an object per message.
 
 
-_read_size = struct.Struct(">i").unpack_from
 #: The size and the system flag of a record.
 _read_head = struct.Struct(">i32xi").unpack_from
 _read_offset = struct.Struct(">q").unpack_from
@@ -291,8 +291,10 @@ class Chunk:
 
     owned: OwnedQueue
     subscription: Subscription
-    body: Bytes
-    count: int
+    #: The answer of the pull, which its parts share.
+    answer: bytes
+    #: Where each record begins in it, and where the last one ends.
+    bounds: Sequence[int]
     #: The offset after the last record and after what the filter omitted behind it.
     next_offset: int
     #: The number of seeks when it was pulled: chunks from before a seek are stale.
@@ -301,59 +303,58 @@ class Chunk:
     given_before: int | None = None
 
     @property
+    def count(self) -> int:
+        """The number of records."""
+        return len(self.bounds) - 1
+
+    @property
     def first_offset(self) -> int:
         """The offset of the first record."""
-        return int(_read_offset(self.body, _OFFSET_AT)[0])
+        return self._offset_at(self.bounds[0])
 
     @property
     def size(self) -> int:
         """Bytes of its records."""
-        return len(self.body)
+        return self.bounds[-1] - self.bounds[0]
+
+    @property
+    def body(self) -> Bytes:
+        """Its records."""
+        if self.size == len(self.answer):
+            return self.answer
+        return memoryview(self.answer)[self.bounds[0] : self.bounds[-1]]
 
     def split(self, count: int, size: int | None = None) -> tuple[Chunk, Chunk | None]:
         """The first `count` messages, in at most `size` bytes but never none; and the rest."""
-        if count >= self.count and (size is None or size >= len(self.body)):
+        bounds = self.bounds
+        if size is not None:
+            count = min(count, max(1, bisect_right(bounds, bounds[0] + size) - 1))
+        if count >= self.count:
             return self, None
-        at = taken = 0
-        while taken < min(count, self.count):
-            (record,) = _read_size(self.body, at)
-            if taken and size is not None and at + record > size:
-                break
-            at += record
-            taken += 1
-        if taken == self.count:
-            return self, None
-        view = memoryview(self.body)
-        rest = self._part(view[at:], self.count - taken, self.next_offset, self.given_before)
-        return self._part(view[:at], taken, rest.first_offset, self.given_before), rest
+        rest = self._part(bounds[count:], self.next_offset, self.given_before)
+        return self._part(bounds[: count + 1], rest.first_offset, self.given_before), rest
 
     def since(self, offset: int) -> Chunk:
         """The rest from one of its messages on."""
-        at = skipped = 0
-        before = self.given_before
-        while (found := _read_offset(self.body, at + _OFFSET_AT)[0]) < offset:
-            at += _read_size(self.body, at)[0]
-            skipped += 1
-            before = found + 1
-        left = self.count - skipped
-        return self._part(memoryview(self.body)[at:], left, self.next_offset, before)
+        begin = bisect_left(self.bounds, offset, hi=self.count, key=self._offset_at)
+        before = self._offset_at(self.bounds[begin - 1]) + 1 if begin else self.given_before
+        return self._part(self.bounds[begin:], self.next_offset, before)
 
-    def _part(
-        self, body: memoryview, count: int, next_offset: int, given_before: int | None
-    ) -> Chunk:
-        return Chunk(
-            self.owned, self.subscription, body, count, next_offset, self.generation, given_before
-        )
+    def _offset_at(self, at: int) -> int:
+        return int(_read_offset(self.answer, at + _OFFSET_AT)[0])
+
+    def _part(self, bounds: Sequence[int], next_offset: int, given_before: int | None) -> Chunk:
+        return replace(self, bounds=bounds, next_offset=next_offset, given_before=given_before)
 
     def messages(
         self, group: str | None = None, namespace: str | None = None
     ) -> Sequence[ReceivedMessage]:
         """The messages that match the subscription. Raises `RecordInvalid`."""
-        queue = self.owned.queue
+        queue, bounds = self.owned.queue, self.bounds
         return self.subscription.accepted(
             [
                 ReceivedMessage(stored, queue, group, None, namespace)
-                for stored in decode_messages(self.body)
+                for stored in decode_messages(self.answer, bounds[0], bounds[-1])
             ]
         )
 
@@ -362,27 +363,30 @@ def chunk_of(
     owned: OwnedQueue, pulled: Pulled, subscription: Subscription, generation: int = 0
 ) -> Chunk:
     """The messages of a pull. Raises `MessageError` when they are not whole records."""
-    count, has_batches = _counted(pulled.body)
+    answer = bytes(pulled.body)
+    bounds, has_batches = _bounds(answer)
     if has_batches:
-        singles = without_inner_batches(decode_messages(pulled.body), pulled.offset)
-        body: Bytes = b"".join(each.encode() for each in singles)
-        return Chunk(owned, subscription, body, len(singles), pulled.next_offset, generation)
-    return Chunk(owned, subscription, pulled.body, count, pulled.next_offset, generation)
+        singles = without_inner_batches(decode_messages(answer), pulled.offset)
+        answer = b"".join(each.encode() for each in singles)
+        bounds, _ = _bounds(answer)
+    return Chunk(owned, subscription, answer, bounds, pulled.next_offset, generation)
 
 
-def _counted(body: Bytes) -> tuple[int, bool]:
-    """The number of records, and whether some of them hold several messages."""
-    at, end, count, has_batches = 0, len(body), 0, False
+def _bounds(answer: bytes) -> tuple[Sequence[int], bool]:
+    """Where records begin and end, and whether some of them hold several messages."""
+    at, end, has_batches = 0, len(answer), False
+    bounds = [0]
     while at < end:
         if end - at < MIN_RECORD_SIZE:
             raise RecordInvalid(at, f"{end - at} bytes are left, a record has {MIN_RECORD_SIZE}")
-        size, flag = _read_head(body, at)
+        size, flag = _read_head(answer, at)
         if not MIN_RECORD_SIZE <= size <= end - at:
             raise RecordInvalid(at, f"its size is {size}, {end - at} bytes are left")
-        has_batches = has_batches or flag & BATCH_MASK == BATCH_MASK
+        if flag & BATCH_MASK == BATCH_MASK:
+            has_batches = True
         at += size
-        count += 1
-    return count, has_batches
+        bounds.append(at)
+    return bounds, has_batches
 
 
 # ---- chunks as one record batch
