@@ -16,13 +16,13 @@ import enum
 import logging
 import struct
 from bisect import bisect_right
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, compress, repeat
 from operator import add, ne
 from struct import iter_unpack
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from orbitmq.filter.tags import TagFilter
@@ -78,9 +78,8 @@ class ReadStatus(enum.Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
-@dataclass(slots=True)
-class ReadResult:
-    """The result of one read."""
+class ReadResult(msgspec.Struct):
+    """The result of one read. A struct: a pull of few messages would spend 2 % on a dataclass."""
 
     status: ReadStatus
     next_offset: int  #: where the next read begins

@@ -465,8 +465,10 @@ class PullChecks:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._topics, self._groups, self._consumers = parts.topics, parts.groups, parts.consumers
-        #: Results by group and topic, and the revisions that they are valid for.
+        #: Results by group and topic, and the revisions that they are valid for; of pulls that bring
+        #: their subscription, while that is noted.
         self._passed: dict[tuple[str, str], Passed] = {}
+        self._posted: dict[tuple[str, str], tuple[Passed, _Noted]] = {}
         self._revisions = (-1, -1, -1)
         #: Whether the broker allows pulls, and pulls of any client.
         self._is_open = self._is_for_all = False
@@ -479,6 +481,7 @@ class PullChecks:
         self._is_open = may_read(settings.permission) and not settings.is_slave
         self._is_for_all = not settings.pull.reject_pull_consumer
         self._passed.clear()
+        self._posted.clear()
 
     def passed(
         self,
@@ -495,12 +498,12 @@ class PullChecks:
         if revisions != self._revisions:
             self._revisions = revisions
             self._passed.clear()
-        known = self._passed.get((header.consumer_group, header.topic))
+            self._posted.clear()
+        key = header.consumer_group, header.topic
+        known = self._known(key, header, now)
         if (
             known is not None
             and request.code == _PULL
-            and not header.sys_flag & _SUBSCRIPTION
-            and header.sub_version <= known.version
             and 0 <= header.queue_id < known.topic.read_queue_nums
         ):
             return known
@@ -512,14 +515,30 @@ class PullChecks:
             self._is_open
             and self._is_for_all
             and request.code == _PULL
-            and not header.sys_flag & _SUBSCRIPTION
             and isinstance(wanted, TagFilter)
             and len(wanted.codes) <= _MOST_CODES
         ):
-            if len(self._passed) >= _MOST_NOTED:
-                self._passed.clear()
-            self._passed[header.consumer_group, header.topic] = passed
+            if not header.sys_flag & _SUBSCRIPTION:
+                if len(self._passed) >= _MOST_NOTED:
+                    self._passed.clear()
+                self._passed[key] = passed
+            elif (noted := self._noted.get(key)) is not None and noted.wanted is wanted:
+                if len(self._posted) >= _MOST_NOTED:
+                    self._posted.clear()
+                self._posted[key] = passed, noted
         return passed
+
+    def _known(self, key: tuple[str, str], header: PullMessageRequest, now: float) -> Passed | None:
+        """The result of an earlier pull with the same subscription."""
+        if not header.sys_flag & _SUBSCRIPTION:
+            known = self._passed.get(key)
+            return known if known is not None and header.sub_version <= known.version else None
+        posted = self._posted.get(key)
+        if posted is None:
+            return None
+        passed, noted = posted
+        is_same = header.subscription == noted.text and header.expression_type == noted.kind
+        return passed if is_same and now < noted.until else None
 
     def check(
         self, request: Command, header: PullMessageRequest
