@@ -103,6 +103,8 @@ class Connection(asyncio.Protocol):
         self._out: Outgoing
         self._arriving: ArrivingFrame
         self._reader = FrameReader(self._settings.limits)
+        #: Whether the rest of a long frame is read at once, as far as it has arrived.
+        self._reads_long = False
         self._memory = memory
         self._backlog: deque[Frame] = deque()
         self._in_turn = False
@@ -379,6 +381,9 @@ class Connection(asyncio.Protocol):
         arriving = self._arriving
         if self._reader.unfinished or arriving.began is not None:
             arriving.note(self.last_active, is_another=bool(frames))
+            if self._reads_long:
+                missing = min(self._reader.missing, _LONGEST_READ)
+                self._transport.max_size = max(missing, self._settings.read_size)  # type: ignore[attr-defined]  # asyncio's
         if self._is_held_up:
             # Received before reading was paused.
             self._backlog.extend(frames)
@@ -560,6 +565,7 @@ class Connection(asyncio.Protocol):
         if hasattr(transport, "max_size"):
             # asyncio's selector transport; uvloop has its own buffer.
             transport.max_size = settings.read_size
+            self._reads_long = self._memory is None
         transport.set_write_buffer_limits(high=settings.slow_bytes, low=settings.resume_bytes)
         self._transport = transport
         self._out = Outgoing(transport)
@@ -778,6 +784,8 @@ class Owner(Protocol):
     def connection_closed(self, connection: Connection) -> None: ...
 
 
+#: The longest read, of a frame that is known to be long.
+_LONGEST_READ = 512 * 1024
 #: Bytes of an unfinished frame that every connection may keep: most frames are smaller.
 FREE_BYTES = 64 * 1024
 
