@@ -274,9 +274,9 @@ async def test_what_was_sent_failed_and_retried_is_counted():
             await producer.send("orders", b"refused")
         await producer.send_batch([Message("orders", b"x")] * 5)
         cluster.script = {"a": [ResponseCode.MESSAGE_ILLEGAL, 0, SILENCE]}
-        for _ in range(3):
-            await producer.submit("orders", b"submitted")
-        await until(lambda: producer.statistics().in_flight == 1)
+        await asyncio.wait([await producer.submit("orders", b"refused")])
+        await asyncio.wait([await producer.submit("orders", b"stored")])
+        await producer.submit("orders", b"not answered")
 
         found = producer.statistics()
         for connection in cluster.brokers["a"].connections:

@@ -46,14 +46,28 @@ _ROUND_BYTES: Final = 1024 * 1024
 _SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 
 
-class Lane:
-    """One queue: what waits for it, in its order, and what is in flight to it."""
+class Place:
+    """Where messages wait, in their order."""
 
-    __slots__ = ("queue", "round", "waiting")
+    __slots__ = ("is_due", "size", "timer", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Sending] = deque()
+        #: Whether what waits here is sent at the end of the loop's step.
+        self.is_due = False
+        #: With `linger`: how many bytes wait, roughly, and what ends the wait of the first message.
+        self.size = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Lane(Place):
+    """One queue: what waits for it, and what is in flight to it."""
+
+    __slots__ = ("queue", "round")
 
     def __init__(self, queue: Queue) -> None:
+        super().__init__()
         self.queue = queue
-        self.waiting: deque[Sending] = deque()
         self.round: Round | None = None
 
     @property
@@ -61,21 +75,30 @@ class Lane:
         """Whether it takes nothing until the next answer."""
         return self.round is not None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight from here."""
+        return self.round is None
 
-class Pool:
-    """The messages of one topic that may go to any queue, in their order."""
 
-    __slots__ = ("in_flight", "is_full", "next_queue", "topic", "waiting")
+class Pool(Place):
+    """The messages of one topic that may go to any queue."""
+
+    __slots__ = ("in_flight", "is_full", "next_queue", "topic")
 
     def __init__(self, topic: str) -> None:
+        super().__init__()
         self.topic = topic
-        self.waiting: deque[Sending] = deque()
         #: Rounds by broker.
         self.in_flight: Counter[str] = Counter()
         #: Whether all brokers have as much as they can take until the next answer.
         self.is_full = False
         #: Where the next round goes, if that has been chosen.
         self.next_queue: Queue | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(self.in_flight.values())
 
 
 class Round:
@@ -119,10 +142,13 @@ class Accumulator:
         self._most = settings.batch_messages
         self._most_bytes = settings.largest_batch
         self._linger = settings.linger
+        # Two rounds are to share the window, or the second one has what the first one left over.
+        self._most_of_round = min(max(self._most, _ROUND), max(1, settings.max_in_flight // 2))
         self._lanes: dict[Queue, Lane] = {}
         self._pools: dict[str, Pool] = {}
-        #: What has got messages in a burst that goes on: see `burst`.
-        self._burst: dict[Lane | Pool, None] | None = None
+        #: What is sent at the end of the loop's step, or of a burst: see `burst`.
+        self._due: list[Lane | Pool] = []
+        self._in_burst = False
         #: When the first message may run out of time, and the timer for it.
         self._watched = _NEVER
         self._timer: asyncio.TimerHandle | None = None
@@ -162,23 +188,25 @@ class Accumulator:
         place.waiting.append(sending)
         if deadline < self._watched:
             self._watch(deadline)
-        if self._burst is not None:
-            self._burst[place] = None
-        elif not place.is_full:
-            self._push(place)
+        if self._linger:
+            place.size += _size(sending.draft)
+        if not place.is_due and not place.is_full:
+            if place.is_idle and not self._in_burst:
+                self._push(place)
+            else:
+                # Others that come in this step go with it.
+                self._push_soon(place)
         return True
 
     @contextmanager
     def burst(self) -> Iterator[None]:
         """What is taken meanwhile goes together at the end."""
-        burst: dict[Lane | Pool, None] = {}
-        self._burst = burst
+        self._in_burst = True
         try:
             yield
         finally:
-            self._burst = None
-            for place in burst:
-                self._push(place)
+            self._in_burst = False
+            self._push_due()
 
     def _lane(self, queue: Queue) -> Lane:
         lane = self._lanes.get(queue)
@@ -204,9 +232,29 @@ class Accumulator:
 
     # ---- sending what waits
 
+    def _push_soon(self, place: Lane | Pool) -> None:
+        """Send what waits there at the end of the loop's step."""
+        if place.is_due:
+            return
+        if not self._due and not self._in_burst:
+            self._loop.call_soon(self._push_due)
+        place.is_due = True
+        self._due.append(place)
+
+    def _push_due(self) -> None:
+        due, self._due = self._due, []
+        for place in due:
+            place.is_due = False
+        try:
+            while due:
+                self._push(due.pop(0))
+        finally:
+            for place in due:  # a callback wants the program to end
+                self._push_soon(place)
+
     def _push(self, place: Lane | Pool) -> None:
         """Send what waits there, as far as it may go now."""
-        if not place.waiting or (self._linger and not self._is_due(place)):
+        if not place.waiting or (self._linger and not self._has_enough(place)):
             return
         if isinstance(place, Pool):
             self._push_pool(place)
@@ -217,17 +265,18 @@ class Accumulator:
         else:
             self._start(place, place.waiting, None)
 
-    def _is_due(self, place: Lane | Pool) -> bool:
+    def _has_enough(self, place: Lane | Pool) -> bool:
         """Whether the messages are enough, or have waited long enough; if not, they will go."""
         left = place.waiting[0].made + self._linger - self._monotonic()
-        if left <= 0 or len(place.waiting) >= self._most:
+        if left <= 0 or len(place.waiting) >= self._most or place.size >= self._most_bytes:
             return True
-        size = 0
-        for sending in place.waiting:
-            size += _size(sending.draft)
-            if size >= self._most_bytes:
-                return True
-        self._loop.call_later(left, self._push, place)
+
+        def push() -> None:
+            place.timer = None
+            self._push(place)
+
+        if place.timer is None:
+            place.timer = self._loop.call_later(left, push)
         return False
 
     def _push_pool(self, pool: Pool) -> None:
@@ -271,10 +320,10 @@ class Accumulator:
         broker = lane.queue.broker
         # Until a broker has said what it is, nothing is known of its batches.
         may_batch = self._most > 1 and self._publisher.is_old(broker) is not None
-        most, most_bytes = max(self._most, _ROUND), max(self._most_bytes, _ROUND_BYTES)
+        most, most_bytes = self._most_of_round, max(self._most_bytes, _ROUND_BYTES)
         frames: list[Frame] = []
         run: list[Sending] = []
-        count = size = run_size = 0
+        count = size = taken = run_size = 0
         while waiting and count < most:
             sending = waiting[0]
             its_size = _size(sending.draft)
@@ -291,6 +340,7 @@ class Accumulator:
             if begins and pool is None and len(run) > 1:
                 break  # if the batch is refused, its halves come before what follows
             waiting.popleft()
+            taken += its_size
             count += 1
             sending.first = None
             if begins:
@@ -300,6 +350,8 @@ class Accumulator:
             run_size += its_size
             if not is_plain:
                 run = []
+        place = pool or lane
+        place.size = max(0, place.size - taken) if waiting else 0
         lane.round = round_ = Round(lane, pool, frames)
         if pool is not None:
             pool.in_flight[broker] += 1
@@ -326,11 +378,12 @@ class Accumulator:
         lane.waiting.extendleft(reversed(round_.back))
         if pool is not None:
             pool.in_flight[lane.queue.broker] -= 1
-        self._push(lane)
+        # At the end of the step, when those who waited for an outcome have sent what they send next.
+        self._push_soon(lane)
         pool = self._pools.get(lane.queue.topic)
         if pool is not None:
             pool.is_full = False
-            self._push(pool)
+            self._push_soon(pool)
 
     def _reconnect(self, lane: Lane) -> None:
         """Keep what is bound to a queue there, in its order, until its broker is connected again.

@@ -27,7 +27,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, TimesUnsupported, refused_by
 from orbitmq.client.heartbeats import BrokerVersions
 from orbitmq.client.message import Message
-from orbitmq.client.routes import MASTER, NOT_NOW, Queue, TopicRoute
+from orbitmq.client.routes import MASTER, NOT_NOW, PROVISIONAL_LIFE, Queue, TopicRoute
 from orbitmq.clock import milliseconds
 from orbitmq.errors import (
     BrokerRefused,
@@ -832,6 +832,8 @@ class SendFrames:
 #: Between questions to name servers that do not answer; doubles.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
+#: Before a topic that was just made is looked for; doubles.
+_NEW_TOPIC_PAUSE: Final = 0.01
 #: Seconds between two questions for a route because sends to its brokers failed.
 _REFRESH_PAUSE: Final = 1.0
 
@@ -975,7 +977,19 @@ class Targets:
             self._made.add(topic)
             text = "topic %s does not exist and is created by sending to it"
             log.info(text, topic, extra={"topic": topic})
+            self._engine.spawn(self._await_route(topic), f"find the new topic {topic}")
         return publication
+
+    async def _await_route(self, topic: str) -> None:
+        """Ask for the route of a topic that the first send makes, until it has one.
+
+        What is sent before goes one by one: nothing is certain of such a topic's queues.
+        """
+        pause = _NEW_TOPIC_PAUSE
+        while pause < PROVISIONAL_LIFE and topic not in self._known and not self._is_closed:
+            await asyncio.sleep(pause)
+            pause *= 2
+            await self._refresh(topic)
 
     def refresh_soon(self, topic: str) -> None:
         """A broker did not do: maybe the name server knows better by now."""

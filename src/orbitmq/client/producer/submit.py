@@ -13,7 +13,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orbitmq.client.producer.accumulator import Accumulator
@@ -88,20 +88,21 @@ class Submissions:
             if may_begin and accumulator.take(sending):
                 return
             broker = None if (topic, None) in self._lines else publisher.next_broker(sending)
-            place: list[Line] = []
-            task = self._core.engine.spawn(self._wait(sending, place), "submit")
+            waiting = Waiting(sending)
+            waiting.task = self._core.engine.spawn(self._wait(waiting), "submit")
         except BaseException as error:
             self.finish(sending, error)
             if not isinstance(error, Exception):
                 raise
             return
-        place.append(self._enter(topic, broker))
+        self._enter(topic, broker, waiting)
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._leave(place.pop())
-            self._ended(task, sending)
+            self._leave(waiting)
+            if not waiting.was_taken:
+                self._ended(task, sending)
 
-        task.add_done_callback(ended)
+        waiting.task.add_done_callback(ended)
 
     def finish(self, sending: Sending, outcome: SendResult | BaseException) -> None:
         """Tell the outcome of a message, if it has none yet."""
@@ -146,9 +147,11 @@ class Submissions:
         if task.cancelled():
             self.finish(sending, outcome_at_stop(sending))
 
-    async def _wait(self, sending: Sending, place: list[Line]) -> None:
+    async def _wait(self, waiting: Waiting) -> None:
         publisher = self._core.publisher
-        topic, (line,) = sending.draft.topic, place
+        sending, line = waiting.sending, waiting.line
+        assert line is not None  # noqa: S101  # it was entered before the first step
+        topic = line.topic
         others = publisher.has_others(topic)
         if line.broker is None:
             if not await line.turn(sending.deadline - self._monotonic()):
@@ -162,9 +165,8 @@ class Submissions:
             finally:
                 line.lock.release()
             # In one step: others of the topic come to the broker's line after this one.
-            self._leave(place.pop())
-            line = self._enter(topic, queue.broker)
-            place.append(line)
+            self._leave(waiting)
+            line = self._enter(topic, queue.broker, waiting)
         broker = line.broker
         assert broker is not None  # noqa: S101  # just found
         others = others and not sending.is_bound
@@ -176,18 +178,22 @@ class Submissions:
                 elif sending.first is not None:
                     await publisher.connect(sending, sending.first, others)
                 if self._takes(sending):
+                    self._leave(waiting)
+                    self._take_followers(line)
                     return
                 if not others:
                     # Those behind it would overtake it if it left the line now.
                     await publisher.finish(sending)
                     return
             finally:
+                self._leave(waiting)
                 line.lock.release()
         elif others:
             publisher.pass_by(sending, broker)
         else:
             self.finish(sending, publisher.expired(sending, sending.queue or sending.first))
             return
+        self._leave(waiting)
         await publisher.finish(sending)
 
     def _takes(self, sending: Sending) -> bool:
@@ -198,17 +204,45 @@ class Submissions:
             self.finish(sending, error)
             return True
 
-    def _enter(self, topic: str, broker: str | None) -> Line:
+    def _take_followers(self, line: Line) -> None:
+        """Send what waited behind a message that was sent, up to one that still has to wait.
+
+        Otherwise each would wait for its turn, behind which those that come meanwhile would wait.
+        """
+        topic = line.topic
+        with self._accumulator.burst():
+            for key in ((topic, line.broker), (topic, None)):
+                behind = self._lines.get(key)
+                for waiting in () if behind is None else tuple(behind.members):
+                    if behind is not line and self._is_behind_others(waiting.sending):
+                        return
+                    if not self._takes(waiting.sending):
+                        return
+                    waiting.was_taken = True
+                    self._leave(waiting)
+                    waiting.task.cancel()
+
+    def _is_behind_others(self, sending: Sending) -> bool:
+        """Whether messages to the broker that it goes to wait in the line of that."""
+        topic = sending.draft.topic
+        with suppress(Exception):  # a selector's, which raises again
+            return (topic, self._core.publisher.next_broker(sending)) in self._lines
+        return False
+
+    def _enter(self, topic: str, broker: str | None, waiting: Waiting) -> Line:
         line = self._lines.get((topic, broker))
         if line is None:
             line = self._lines[topic, broker] = Line(topic, broker)
-        line.members += 1
+        line.members[waiting] = None
+        waiting.line = line
         return line
 
-    def _leave(self, line: Line) -> None:
-        line.members -= 1
-        if not line.members:
-            del self._lines[line.topic, line.broker]
+    def _leave(self, waiting: Waiting) -> None:
+        line, waiting.line = waiting.line, None
+        if line is not None:
+            del line.members[waiting]
+            if not line.members:
+                del self._lines[line.topic, line.broker]
 
 
 class Awaited:
@@ -237,6 +271,20 @@ class Awaited:
     not_ready = retry
 
 
+class Waiting:
+    """A message that cannot be sent yet, and the task that finds out when it can."""
+
+    __slots__ = ("line", "sending", "task", "was_taken")
+
+    def __init__(self, sending: Sending) -> None:
+        self.sending = sending
+        self.task: asyncio.Task[None]
+        #: Where it waits; None: nowhere any more.
+        self.line: Line | None = None
+        #: Whether it was sent with another one, and its task has nothing left to do.
+        self.was_taken = False
+
+
 class Line:
     """Messages that wait for the same thing, in the order in which they came."""
 
@@ -245,7 +293,7 @@ class Line:
     def __init__(self, topic: str, broker: str | None) -> None:
         self.topic = topic
         self.broker = broker
-        self.members = 0
+        self.members: dict[Waiting, None] = {}
         #: Held by the first one. Those that wait for it get it in their order.
         self.lock = asyncio.Lock()
 
