@@ -378,7 +378,7 @@ class Accumulator:
         lane.waiting.extendleft(reversed(round_.back))
         if pool is not None:
             pool.in_flight[lane.queue.broker] -= 1
-        # At the end of the step, when those who waited for an outcome have sent what they send next.
+        # At the end of the step: those who waited for an outcome have sent what follows by then.
         self._push_soon(lane)
         pool = self._pools.get(lane.queue.topic)
         if pool is not None:
