@@ -18,6 +18,9 @@ import itertools
 import os
 import secrets
 import struct
+import sys
+from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -130,17 +133,26 @@ class UniqueIds:
         fixed = bytes.fromhex(f"{self._address}{pid & 0xFFFF:04X}")
         return fixed, process_number, milliseconds, itertools.islice(self._numbers, count)
 
+    @property
+    def size(self) -> int:
+        """The characters of an id."""
+        return len(self._address) + 24
+
     def texts(self, count: int) -> list[str]:
-        """The next ids, at a third of the cost of single ones."""
-        fixed, process_number, milliseconds, numbers = self.many(count)
+        """The next ids, at a fraction of the cost of single ones."""
+        fixed, process_number, milliseconds, drawn = self.many(count)
+        numbers = list(drawn)
         found: list[str] = []
-        high, begin = -1, ""
-        for number in numbers:
-            if number >> 16 != high:
-                high = number >> 16
-                process = process_number + high & 0xFFFFFFFF
-                begin = f"{fixed.hex().upper()}{process:08X}{milliseconds & 0xFFFFFFFF:08X}"
-            found.append(f"{begin}{number & 0xFFFF:04X}")
+        while numbers:
+            high = numbers[0] >> 16
+            process = process_number + high & 0xFFFFFFFF
+            begin = f"{fixed.hex().upper()}{process:08X}{milliseconds & 0xFFFFFFFF:08X}"
+            end = bisect_left(numbers, high + 1 << 16)
+            lows = array("H", [number & 0xFFFF for number in numbers[:end]])
+            if sys.byteorder == "little":
+                lows.byteswap()
+            found += [begin + low for low in lows.tobytes().hex(",", 2).upper().split(",")]
+            del numbers[:end]
         return found
 
     def _begin(self, pid: int, process_number: int | None, high: int, now: float) -> _Beginning:

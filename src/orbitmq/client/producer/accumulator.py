@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.producer.send import RETRIED, STORED, SendResult, SendStatus, results_of
 from orbitmq.errors import NotRunning, OrbitError
-from orbitmq.message.stored import MIN_ELEMENT_SIZE, encode_batch
+from orbitmq.message.stored import encode_batch
 from orbitmq.remoting.settings import RemotingError, RequestTimedOut
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
@@ -120,7 +120,7 @@ class Round:
 class Frame:
     """Messages that are stored together or not at all."""
 
-    __slots__ = ("began", "connection", "members", "parts")
+    __slots__ = ("began", "connection", "ends", "members", "parts")
 
     def __init__(self, members: list[Sending]) -> None:
         #: Those that are in flight; None in the place of one that has an outcome already.
@@ -128,6 +128,8 @@ class Frame:
         #: What is still to be sent, the next part last: halves, if the broker has refused it.
         self.parts = [members]
         self.began = 0.0
+        #: When each of those in flight is given up.
+        self.ends: list[float] = []
         self.connection: Connection | None = None
 
 
@@ -161,27 +163,27 @@ class Accumulator:
         False, and nothing is done, if something has to be found out before. Raises what a selector
         raises.
         """
-        publisher = self._publisher
-        publication = publisher.known(sending.draft.topic)
+        publisher, draft = self._publisher, sending.draft
+        publication = publisher.known(draft.topic)
         if publication is None:
             return False
         deadline = sending.made + sending.timeout
         place: Lane | Pool | None
-        is_timed = sending.draft.timed_by is not None
-        if sending.is_free and not is_timed:
-            place = self._pools.get(sending.draft.topic)
+        is_timed = draft.timed_by is not None
+        if (sending.queue or sending.select or sending.first) is None and not is_timed:
+            place = self._pools.get(draft.topic)
             if place is None or not place.waiting:
                 queue = publisher.choice(sending, publication)
-                if not publisher.is_ready(sending.draft, queue):
+                if not publisher.is_ready(draft, queue):
                     sending.first = queue
                     return False
-                place = place or self._pool(sending.draft.topic)
+                place = place or self._pool(draft.topic)
                 place.next_queue = queue
         else:
             queue = publisher.choice(sending, publication)
             place = self._lanes.get(queue)
             if place is None or is_timed or (place.round is None and not place.waiting):
-                if not publisher.is_ready(sending.draft, queue):
+                if not publisher.is_ready(draft, queue):
                     sending.first = queue
                     return False
                 place = place or self._lane(queue)
@@ -189,7 +191,7 @@ class Accumulator:
         if deadline < self._watched:
             self._watch(deadline)
         if self._linger:
-            place.size += _size(sending.draft)
+            place.size += draft.size
         if not place.is_due and not place.is_full:
             if place.is_idle and not self._in_burst:
                 self._push(place)
@@ -326,11 +328,12 @@ class Accumulator:
         count = size = taken = run_size = 0
         while waiting and count < most:
             sending = waiting[0]
-            its_size = _size(sending.draft)
+            draft = sending.draft
+            its_size = draft.size
             size += its_size
             if count and size > most_bytes:
                 break
-            is_plain = may_batch and sending.draft.is_plain
+            is_plain = may_batch and draft.is_plain
             begins = (
                 not is_plain
                 or not run
@@ -432,12 +435,16 @@ class Accumulator:
         """Send a part of a frame; False if it has its outcome already."""
         publisher, queue = self._publisher, round_.lane.queue
         frame.began = now = self._monotonic()
-        members = self._in_time(part, now, queue)
+        members = part
+        deadlines = [sending.made + sending.timeout for sending in part]
+        if min(deadlines) <= now:
+            members = self._in_time(part, now, queue)
+            deadlines = [sending.made + sending.timeout for sending in members]
         frame.members = [*members]
         if not members:
             return False
-        earliest, latest = publisher.begin_attempts(members, now)
-        if earliest < self._watched:
+        frame.ends = publisher.ends(members, now) or deadlines
+        if (earliest := min(frame.ends)) < self._watched:
             self._watch(earliest)
         try:
             if len(members) == 1:
@@ -446,7 +453,7 @@ class Accumulator:
                 draft = self._batch(members, is_before_5=bool(publisher.is_old(queue.broker)))
             encode = publisher.frames.encoder(draft, queue, connection)
             answered = partial(self._answered, round_, frame)
-            connection.submit_encoded(draft.code, encode, answered, timeout=latest - now)
+            connection.submit_encoded(draft.code, encode, answered, timeout=max(frame.ends) - now)
         except RemotingError as error:
             self._settle(round_, frame, error)
             return False
@@ -457,6 +464,9 @@ class Accumulator:
 
     def _batch(self, members: Sequence[Sending], *, is_before_5: bool) -> Draft:
         drafts = [sending.draft for sending in members]
+        new = [draft for draft in drafts if not draft.unique_id]
+        for draft, unique_id in zip(new, self._drafting.ids.texts(len(new)), strict=True):
+            draft.identify(unique_id)
         body = encode_batch(
             [(each.body, each.flag, each.properties.encode("utf-8", "replace")) for each in drafts]
         )
@@ -492,7 +502,10 @@ class Accumulator:
                 _halve(frame, left)
                 return
         for sending in members:
-            if sending is None or self._publisher.settle(sending, queue, outcome, frame.connection):
+            if sending is None:
+                continue
+            sending.began = frame.began
+            if self._publisher.settle(sending, queue, outcome, frame.connection):
                 continue
             if sending.is_bound:
                 # Nothing was taken. It goes on in its order, on another connection.
@@ -510,10 +523,11 @@ class Accumulator:
         except OrbitError as error:
             outcomes = [error] * len(ids)
         publisher.answered(queue.broker, self._monotonic() - frame.began)
+        is_ok = status is SendStatus.OK
         for sending, outcome in zip(members, outcomes, strict=True):
             if sending is None:
                 continue
-            if status is SendStatus.OK or not isinstance(outcome, SendResult):
+            if is_ok or not isinstance(outcome, SendResult):
                 sending.sender.finish(sending, outcome)
             elif not publisher.settle_stored(sending, outcome):
                 sending.sender.retry(sending)
@@ -569,10 +583,11 @@ class Accumulator:
     def _expire_in_flight(self, frame: Frame, queue: Queue, now: float) -> None:
         connection = frame.connection
         for place, sending in enumerate(frame.members):
-            if sending is None or connection is None or sending.until > now:
+            if sending is None or connection is None or frame.ends[place] > now:
                 continue
             frame.members[place] = None
-            late = RequestTimedOut(connection.remote, sending.draft.code, now - sending.began)
+            sending.began = frame.began
+            late = RequestTimedOut(connection.remote, sending.draft.code, now - frame.began)
             if not self._publisher.settle(sending, queue, late, connection):
                 sending.sender.retry(sending)
 
@@ -587,14 +602,9 @@ class Accumulator:
                 for part in frame.parts:
                     for sending in part:
                         yield sending.deadline
-                for flying in frame.members:
+                for flying, end in zip(frame.members, frame.ends, strict=False):
                     if flying is not None:
-                        yield flying.until
-
-
-def _size(draft: Draft) -> int:
-    """The bytes of a message in a batch, if its properties are ASCII."""
-    return MIN_ELEMENT_SIZE + len(draft.body) + len(draft.properties)
+                        yield end
 
 
 def _may_be_of_one(code: int) -> bool:

@@ -54,7 +54,7 @@ from orbitmq.message.record import (
     COMPRESSION_ZSTD,
     MAX_PROPERTIES,
 )
-from orbitmq.message.stored import DEFAULT_LEVEL, compress_body
+from orbitmq.message.stored import DEFAULT_LEVEL, MIN_ELEMENT_SIZE, compress_body
 from orbitmq.names import (
     AUTO_CREATE_TOPIC,
     RETRY_PREFIX,
@@ -156,7 +156,7 @@ class ProducerCore:
         if self._owns_engine:
             await engine.start()
         self._publisher = Publisher(
-            engine, group, settings, self.counts, for_threads=self._for_threads
+            engine, group, settings, self.counts, self.drafting.ids, for_threads=self._for_threads
         )
         self.requests = Requests(engine)
         self.transactions = Transactions(
@@ -261,6 +261,9 @@ class ProducerCore:
         if not options:
             # Most calls are so, and there is nothing to check but the message itself.
             if type(message) is str and type(body) is bytes and self.serializer is None:
+                plain = self.drafting.plain(message, body)
+                if plain is not None:
+                    return Sending(plain, self.monotonic(), self.settings.timeout)
                 message, body = Message(message, body), None
             if isinstance(message, Message) and body is message.ordering_key is None:
                 draft = self.drafting.draft(message)
@@ -273,16 +276,18 @@ class ProducerCore:
     ) -> Sending:
         """The same on the loop, or on a thread if the body is large."""
         if not isinstance(message, Message) and type(body) is not bytes:
-            # How large a value is, shows when it is encoded.
             call = parse_send_args(message, body, options, self.settings.timeout, self.serializer)
             if self._is_large(call.message.body):
                 return await asyncio.to_thread(self._drafted, call)
             return self._drafted(call)
-        content = message.body if isinstance(message, Message) else cast("bytes", body)
-        if self._is_large(content):
-            check_known(options, SEND_NAMES)  # here, where the caller is known
-            return await asyncio.to_thread(self.sending, message, body, options)
-        return self.sending(message, body, options)
+        check_known(options, SEND_NAMES)  # here, where the caller is known
+        return await asyncio.to_thread(self.sending, message, body, options)
+
+    def may_take_long(self, message: Message | str, body: Body | None) -> bool:
+        """Whether a call is made ready aside; how large a value is, shows when it is encoded."""
+        if isinstance(message, Message):
+            return self._is_large(message.body)
+        return type(body) is not bytes or self._is_large(body)
 
     def _is_large(self, body: bytes) -> bool:
         return self.settings.compress_from > 0 and len(body) >= _LARGE
@@ -497,17 +502,20 @@ def _timeout(given: Duration | None, default: float) -> float:
 
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_ID_ITEM: Final = f"{UNIQ_KEY}{NAME_END}"
+#: Topics of which is known that their messages are plain, unless something is said of them.
+_MOST_TOPICS: Final = 1024
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 #: Bytes of properties that a message may have when it is sent. A record has room for a few more:
 #: brokers note their region and cluster in it, and where a message belongs that waits for its time.
 LONGEST_PROPERTIES: Final = MAX_PROPERTIES - 512
 
 
-class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Draft(msgspec.Struct, eq=False, gc=False):
     """What one call sends: the message with its id, properties and body as stored.
 
     It is made once and used for every attempt, so that a message that is sent again has the same id
-    and consumers can recognise it.
+    and consumers can recognise it. The id is given with the first attempt: see `identify`.
     """
 
     #: As brokers know it.
@@ -531,6 +539,13 @@ class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
     timed_by: str | None = None
     #: Whether a batch can carry it among others.
     is_plain: bool = False
+    #: Its bytes in a batch, if its properties are ASCII.
+    size: int = 0
+
+    def identify(self, unique_id: str) -> None:
+        """Give it its id, once."""
+        self.unique_id = unique_id
+        self.properties = f"{self.properties}{_ID_ITEM}{unique_id}{ITEM_END}"
 
 
 def _too_many_properties(size: int, field: str = "properties") -> MessageRefused:
@@ -543,7 +558,17 @@ def _too_many_properties(size: int, field: str = "properties") -> MessageRefused
 class Drafting:
     """Makes drafts by the rules of one producer. May be used by several threads at a time."""
 
-    __slots__ = ("_largest_in_batch", "_largest_plain", "_settings", "ids", "namespace")
+    __slots__ = (
+        "_id_size",
+        "_largest_in_batch",
+        "_largest_plain",
+        "_least",
+        "_most",
+        "_settings",
+        "_topics",
+        "ids",
+        "namespace",
+    )
 
     def __init__(self, settings: SendSettings, ids: UniqueIds, namespace: str | None) -> None:
         self._settings = settings
@@ -554,6 +579,34 @@ class Drafting:
         self._largest_plain = settings.max_message_size
         if 0 < settings.compress_from <= self._largest_plain:
             self._largest_plain = settings.compress_from - 1
+        self._id_size = len(UNIQ_KEY) + len(NAME_END) + ids.size + len(ITEM_END)
+        #: What is smallest in a batch; the largest body of which that is certain; and the topics.
+        self._least = MIN_ELEMENT_SIZE + self._id_size
+        self._most = min(self._largest_plain, self._largest_in_batch)
+        self._topics: set[str] = set()
+
+    def plain(self, topic: str, body: bytes) -> Draft | None:
+        """A message without anything else; None: make it as any other, which also says why not."""
+        size = len(body)
+        if topic not in self._topics or not 0 < size <= self._most:
+            return None
+        return Draft(
+            topic,
+            body,
+            "",
+            "",
+            0,
+            0,
+            _SEND,
+            False,
+            1,
+            None,
+            0,
+            None,
+            None,
+            True,
+            self._least + size,
+        )
 
     def draft(
         self,
@@ -573,20 +626,22 @@ class Drafting:
         body, compression = message.body, 0
         if len(body) > self._largest_plain:
             body, compression = self._stored(body)
-        properties[UNIQ_KEY] = unique_id = self.ids()
         timed_by = None
         if not message.delay is message.deliver_at is None:
             timed_by = "deliver_at" if message.delay is None else "delay"
         topic = message.topic
-        if len(properties) == 1 and self.namespace is None:
-            text = f"{UNIQ_KEY}{NAME_END}{unique_id}{ITEM_END}"
-        else:
-            text = self.property_string(properties)
+        text = ""
+        if properties or self.namespace is not None:
+            text = self.property_string(properties, self._id_size)
+        elif not is_retry_topic(topic) and topic not in self._topics:
+            if len(self._topics) >= _MOST_TOPICS:
+                self._topics.clear()
+            self._topics.add(topic)
         return Draft(
             topic if self.namespace is None else wrap_topic(self.namespace, topic),
             body,
             text,
-            unique_id,
+            "",
             message.flag,
             sys_flag | compression,
             code,
@@ -601,6 +656,7 @@ class Drafting:
                 and len(body) <= self._largest_in_batch
                 and not is_retry_topic(topic)
             ),
+            size=self._least + len(body) + len(text),
         )
 
     def batch(
@@ -696,16 +752,16 @@ class Drafting:
         """The topic as brokers know it."""
         return topic if self.namespace is None else wrap_topic(self.namespace, topic)
 
-    def property_string(self, properties: dict[str, str]) -> str:
-        """Properties as they travel; refuses more than a broker can store."""
+    def property_string(self, properties: dict[str, str], added: int = 0) -> str:
+        """Properties as they travel; refuses more than a broker can store with what is added."""
         if self.namespace is not None:
             properties[INSTANCE_ID] = self.namespace
         text = "".join(
             [f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items() if value]
         )
         # A character takes four bytes at most.
-        if len(text) * 4 > LONGEST_PROPERTIES:
-            size = len(text.encode("utf-8", "replace"))
+        if len(text) * 4 + added > LONGEST_PROPERTIES:
+            size = len(text.encode("utf-8", "replace")) + added
             if size > LONGEST_PROPERTIES:
                 raise _too_many_properties(size)
         return text

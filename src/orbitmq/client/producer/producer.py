@@ -147,8 +147,12 @@ class AsyncProducer(AsyncLife):
         Raises `MessageRefused` before anything is sent, `NoRoute`, `BrokerRefused` for a refusal
         that no other broker would take back, and `SendFailed` when attempts or time ran out.
         """
-        self._core.running()
-        sending = await self._core.sending_aside(message, body, options)
+        core = self._core
+        core.running()
+        if core.may_take_long(message, body):
+            sending = await core.sending_aside(message, body, options)
+        else:
+            sending = core.sending(message, body, options)
         return await self._submissions.send(sending)
 
     async def submit(
@@ -159,9 +163,14 @@ class AsyncProducer(AsyncLife):
         Messages that one task submits to one queue are stored in their order, unless an attempt
         fails. Failures are logged. A message that is too long for a frame fails by its future.
         """
-        self._core.running()
-        sending = await self._core.sending_aside(message, body, options)
-        return await self._submissions.submit(sending)
+        core = self._core
+        core.running()
+        if core.may_take_long(message, body):
+            sending = await core.sending_aside(message, body, options)
+        else:
+            sending = core.sending(message, body, options)
+        sent = self._submissions.submit(sending)
+        return await self._submissions.enter(sending) if sent is None else sent
 
     async def flush(self) -> None:
         """Returns when everything that was submitted has an outcome."""
@@ -172,7 +181,11 @@ class AsyncProducer(AsyncLife):
     ) -> None:
         """Send without waiting for an answer: fast, and without knowing what becomes of it."""
         publisher = self._core.running()
-        await publisher.notify(await self._core.sending_aside(message, body, options))
+        if self._core.may_take_long(message, body):
+            sending = await self._core.sending_aside(message, body, options)
+        else:
+            sending = self._core.sending(message, body, options)
+        await publisher.notify(sending)
 
     async def send_batch(
         self,

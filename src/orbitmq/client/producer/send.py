@@ -62,6 +62,7 @@ from orbitmq.wire.javajson import quoted
 
 if TYPE_CHECKING:
     from orbitmq.client.producer.core import Draft, SendSettings
+    from orbitmq.message.ids import UniqueIds
 
 
 log = logging.getLogger(__name__)
@@ -162,6 +163,7 @@ class Publisher:
         group: str,
         settings: SendSettings,
         counts: SendCounts,
+        ids: UniqueIds,
         *,
         for_threads: bool = False,
     ) -> None:
@@ -173,7 +175,7 @@ class Publisher:
             self._monotonic, avoid_failed=settings.avoid_failed, avoid_slow=settings.avoid_slow
         )
         self.frames = SendFrames(
-            group, settings, engine.clock.now, engine.settings.channel.connection.limits
+            group, settings, engine.clock.now, ids, engine.settings.channel.connection.limits
         )
         self._versions = BrokerVersions(engine)
         self._links = BrokerLinks(engine, self._faults, for_threads=for_threads)
@@ -474,24 +476,16 @@ class Publisher:
         """Whether a broker is of RocketMQ 4; None if it has not said so yet."""
         return self._versions.is_before_5(broker)
 
-    def begin_attempts(self, sendings: Sequence[Sending], now: float) -> tuple[float, float]:
-        """Note that messages of one topic are sent: when the first and the last are given up."""
+    def ends(self, sendings: Sequence[Sending], now: float) -> list[float] | None:
+        """When attempts for messages of one topic that begin now are given up.
+
+        None: at the messages' own deadlines.
+        """
         publication = self.known(sendings[0].draft.topic)
         others = publication is not None and publication.has_others
-        is_simple = not others and self._settings.attempt_timeout is None
-        earliest, latest = now + 1e9, 0.0
-        for sending in sendings:
-            sending.began = now
-            if is_simple:
-                sending.until = until = sending.made + sending.timeout
-            else:
-                until = now + self._attempt_time(sending, now, others=others)
-                sending.until = until
-            if until < earliest:
-                earliest = until
-            if until > latest:
-                latest = until
-        return earliest, latest
+        if not others and self._settings.attempt_timeout is None:
+            return None
+        return [now + self._attempt_time(each, now, others=others) for each in sendings]
 
     def answered(self, broker: str, latency: float) -> None:
         """A broker has stored what it was sent."""
@@ -653,8 +647,6 @@ class Sending(msgspec.Struct, eq=False):
     #: What gets the outcome of a message that waits for its turn, and its future for it.
     sender: Sender = cast("Sender", None)
     sent: Sent | None = None
-    #: When the attempt under way is given up.
-    until: float = 0.0
 
     @property
     def deadline(self) -> float:
@@ -748,25 +740,29 @@ class SendFrames:
     May be used by several threads at a time.
     """
 
-    __slots__ = ("_group", "_limits", "_now", "_settings", "_templates")
+    __slots__ = ("_group", "_ids", "_limits", "_now", "_settings", "_templates")
 
     def __init__(
         self,
         group: str,
         settings: SendSettings,
         now: Callable[[], float],
+        ids: UniqueIds,
         limits: WireLimits = DEFAULT_LIMITS,
     ) -> None:
         """`limits` are those of the connections."""
         self._group = group
         self._settings = settings
         self._now = now
+        self._ids = ids
         self._limits = limits
         self._templates: dict[tuple[int, str, str, bool], RequestTemplate[SendMessageRequest]] = {}
 
     def encoder(self, draft: Draft, queue: Queue, connection: Connection | None = None) -> Encode:
         """What encodes the send, for a connection that prepares requests or for any other."""
         born_ms = milliseconds(self._now())
+        if not draft.unique_id:
+            draft.identify(self._ids())
         if connection is not None and connection.prepares:
             header = self.header(draft, queue, born_ms)
 
@@ -787,6 +783,8 @@ class SendFrames:
 
     def header(self, draft: Draft, queue: Queue, born_ms: int | None = None) -> SendMessageRequest:
         """The same as a header, for requests that are signed or one-way."""
+        if not draft.unique_id:
+            draft.identify(self._ids())
         return SendMessageRequest(
             **self._constant(draft, queue),  # type: ignore[arg-type]  # named as declared
             queue_id=queue.id,

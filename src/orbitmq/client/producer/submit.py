@@ -14,7 +14,7 @@ import concurrent.futures
 import threading
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from orbitmq.client.producer.accumulator import Accumulator
 from orbitmq.client.producer.send import SendResult, outcome_at_stop
@@ -49,20 +49,26 @@ class Submissions:
             self._made = Accumulator(publisher, self._core.drafting, self._core.settings)
         return self._made
 
-    async def submit(self, sending: Sending) -> asyncio.Future[SendResult]:
-        """Have a message sent; returns when there is room for it. Raises `TooManyInFlight`."""
-        sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        sending.sender, sending.sent = self, sent
+    def submit(self, sending: Sending) -> asyncio.Future[SendResult] | None:
+        """Have a message sent, if there is room for it."""
+        sending.sender = self
+        sending.sent = sent = asyncio.Future[Any]()
         if not self.in_flight.try_enter(sending):
-            await self.in_flight.enter(sending)
+            return None
         self.begin(sending)
         return sent
+
+    async def enter(self, sending: Sending) -> asyncio.Future[SendResult]:
+        """The same when there was no room: wait for it. Raises `TooManyInFlight`."""
+        await self.in_flight.enter(sending)
+        self.begin(sending)
+        return cast("asyncio.Future[SendResult]", sending.sent)
 
     async def send(self, sending: Sending) -> SendResult:
         """Send a message among what else waits for its queue; without a limit, and not in order
         with what is submitted."""
-        sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        sending.sender, sending.sent = self._awaited, sent
+        sending.sender = self._awaited
+        sending.sent = sent = asyncio.Future[Any]()
         if not self._lines and self._accumulator.take(sending):
             try:
                 result: SendResult | None = await sent
@@ -108,11 +114,11 @@ class Submissions:
         """Tell the outcome of a message, if it has none yet."""
         if not self.in_flight.leave(sending):
             return
+        sent = sending.sent
         if isinstance(outcome, SendResult):
             self._core.counts.sent += 1
         else:
             self._core.note_failure(sending.topic, outcome)
-        sent = sending.sent
         if isinstance(sent, SendFuture):
             try:
                 sent.settle(outcome)
@@ -474,6 +480,8 @@ class InFlight:
         self._entered_bytes = self._left_bytes = 0
         #: Held by the first one that waits for room; the others wait for this.
         self._turn = asyncio.Lock()
+        #: Those that wait for room, and those that wait for a change.
+        self._entering = self._watching = 0
         self._has_changed = asyncio.Event()
 
     @property
@@ -487,16 +495,19 @@ class InFlight:
 
     def try_enter(self, sending: Sending) -> bool:
         """Whether there is room for a message, which is in flight then."""
-        return not self._turn.locked() and self._take(sending)
+        return not self._entering and self._take(sending)
 
     async def enter(self, sending: Sending) -> None:
         """Returns when there is room for a message, within its time. Raises `TooManyInFlight`."""
+        self._entering += 1
         try:
             async with asyncio.timeout(sending.timeout), self._turn:
                 while not self._take(sending):
                     await self._change()
         except TimeoutError:
             raise self.full(sending.timeout) from None
+        finally:
+            self._entering -= 1
 
     def leave(self, sending: Sending) -> bool:
         """A message was answered, or never will be; False if it has left already."""
@@ -504,7 +515,8 @@ class InFlight:
             return False
         del self.messages[sending]
         self._left_bytes += len(sending.draft.body)
-        self._has_changed.set()
+        if self._watching:
+            self._has_changed.set()
         return True
 
     async def until_empty(self) -> None:
@@ -527,4 +539,8 @@ class InFlight:
 
     async def _change(self) -> None:
         self._has_changed.clear()
-        await self._has_changed.wait()
+        self._watching += 1
+        try:
+            await self._has_changed.wait()
+        finally:
+            self._watching -= 1
