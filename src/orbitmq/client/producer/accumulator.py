@@ -427,7 +427,7 @@ class Accumulator:
                 return
             for sending in lane.waiting:
                 sending.error = sending.error or first.error
-                sending.tried[queue.broker] = sending.tried.pop(queue.broker, 0) + 1
+                sending.note_tried(queue.broker)
 
     def _is_sent(
         self, round_: Round, frame: Frame, part: list[Sending], connection: Connection

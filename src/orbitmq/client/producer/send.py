@@ -19,7 +19,8 @@ import logging
 import random
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -248,7 +249,7 @@ class Publisher:
         """Have another broker asked; raises the error when the message may not go elsewhere."""
         if sending.is_bound:
             raise error
-        sending.unable[queue.broker] = error
+        sending.unable = {**sending.unable, queue.broker: error}
 
     async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Attempt:
         now = sending.began = self._monotonic()
@@ -319,7 +320,7 @@ class Publisher:
     def _next(self, sending: Sending, broker: str) -> SendResult | None:
         """None if another attempt is due; otherwise what is left of those made."""
         settings, now = self._settings, self._monotonic()
-        sending.tried[broker] = sending.tried.pop(broker, 0) + 1
+        sending.note_tried(broker)
         retries = 0 if sending.is_bound else settings.retries
         if sending.counted > retries or now >= sending.deadline:
             return given_up(sending)
@@ -566,7 +567,7 @@ class Publisher:
         if not self._links.is_open(broker):
             self._faults.failed(broker)
         sending.first = None
-        sending.tried[broker] = sending.tried.pop(broker, 0) + 1
+        sending.note_tried(broker)
         with suppress(Exception):  # sending meets it again
             self.next_broker(sending)
 
@@ -615,7 +616,8 @@ RETRIED: Final[Mapping[int, bool]] = {
     int(ResponseCode.NO_BUYER_ID): False,
     int(ResponseCode.NOT_IN_CURRENT_UNIT): False,
 }
-_OK: Final = SendStatus.OK
+#: Most sends fail nowhere. A dictionary each would have the garbage collector run more often.
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Sending(msgspec.Struct, eq=False):
@@ -638,9 +640,9 @@ class Sending(msgspec.Struct, eq=False):
     #: Whether the answer to one of them was lost: it is unknown whether the message is stored.
     is_open: bool = False
     #: How often each broker was tried, in the order of the last times.
-    tried: dict[str, int] = {}
+    tried: Mapping[str, int] = _NOTHING
     #: Brokers that cannot deliver the message at its time, and their errors: passed over.
-    unable: dict[str, OrbitError] = {}
+    unable: Mapping[str, OrbitError] = _NOTHING
     error: OrbitError | None = None
     #: Stored, but not as safely as wanted.
     result: SendResult | None = None
@@ -662,6 +664,12 @@ class Sending(msgspec.Struct, eq=False):
     def is_free(self) -> bool:
         """Whether nothing says yet which queue it goes to."""
         return self.queue is None and self.select is None and self.first is None
+
+    def note_tried(self, broker: str) -> None:
+        """Another attempt was made there."""
+        tried = dict(self.tried)
+        times = tried.pop(broker, 0)
+        self.tried = {**tried, broker: times + 1}
 
     @property
     def topic(self) -> str:
@@ -942,7 +950,7 @@ class Targets:
                 # Brokers that cannot deliver the message at its time are passed over.
                 queues = [queue for queue in queues if queue.broker not in sending.unable]
                 if not queues:
-                    raise next(reversed(sending.unable.values()))
+                    raise list(sending.unable.values())[-1]
             return publication.rotation.choose(queues, self._faults, sending.tried)
         message = sending.draft.message
         assert message is not None  # noqa: S101  # only messages of the application have a selector

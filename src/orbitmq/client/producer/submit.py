@@ -51,8 +51,8 @@ class Submissions:
 
     def submit(self, sending: Sending) -> asyncio.Future[SendResult] | None:
         """Have a message sent, if there is room for it."""
-        sending.sender = self
-        sending.sent = sent = asyncio.Future[Any]()
+        sent: asyncio.Future[Any] = asyncio.Future()
+        sending.sender, sending.sent = self, sent
         if not self.in_flight.try_enter(sending):
             return None
         self.begin(sending)
@@ -67,8 +67,8 @@ class Submissions:
     async def send(self, sending: Sending) -> SendResult:
         """Send a message among what else waits for its queue; without a limit, and not in order
         with what is submitted."""
-        sending.sender = self._awaited
-        sending.sent = sent = asyncio.Future[Any]()
+        sent: asyncio.Future[Any] = asyncio.Future()
+        sending.sender, sending.sent = self._awaited, sent
         if not self._lines and self._accumulator.take(sending):
             try:
                 result: SendResult | None = await sent
