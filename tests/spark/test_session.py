@@ -12,7 +12,14 @@ import pytest
 
 from orbitmq.cli import doctor
 from orbitmq.spark.options import NoSpark
-from orbitmq.spark.session import SUPPORTED, NoJava, find_java, local_session, prepare
+from orbitmq.spark.session import (
+    SUPPORTED,
+    NoJava,
+    find_java,
+    local_session,
+    prepare,
+    quick_python,
+)
 
 
 def run(code: str) -> str:
@@ -73,6 +80,29 @@ def test_the_environment_of_a_session_is_made(tmp_path):
     assert (home / "jars").resolve() == package / "jars"
     # With it, workers would import PySpark from a zip, which takes seconds.
     assert not (home / "python").exists()
+
+
+def test_workers_look_for_modules_in_all_places_but_sparks_own_jar(tmp_path, spark):
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "a cache"), "PYSPARK_PYTHON": sys.executable}
+    path = ["/a path", "/jars/spark-core_2.13-4.3.0.jar", "/any*", "/mine.jar"]
+
+    found = quick_python(environment)
+    seen = subprocess.run(
+        [found["PYSPARK_PYTHON"], "-c", "import os, sys; print(os.getenv('PYTHONPATH'), sys.argv)"]
+        + ["an argument"],
+        env={"PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    jars = spark.sparkContext.parallelize([0], 1).map(
+        lambda _: [entry for entry in sys.path if entry.endswith(".jar")]
+    )
+
+    assert seen == "/a path:/any*:/mine.jar ['-c', 'an argument']\n"
+    assert set(found) == {"PYSPARK_PYTHON"}
+    assert jars.collect() == [[]]
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 def test_a_session_without_pyspark_says_what_to_install(monkeypatch):

@@ -284,13 +284,14 @@ _PRELOADED_OF_SPARK: Final = ("orbitmq.spark.source", "orbitmq.spark.write")
 
 def run_quiet_daemon() -> None:
     """PySpark's daemon, with quiet workers that have OrbitMQ's modules; plain if it is unknown."""
+    gc.disable()  # modules are no garbage
     from pyspark import daemon  # noqa: PLC0415  # not in other processes
 
     if pyspark_features().is_known:
         daemon.worker = QuietWorker(daemon.worker)  # type: ignore[assignment]  # called alike
         preload()
-        gc.collect()
         gc.freeze()
+    gc.enable()
     daemon.manager()
 
 
