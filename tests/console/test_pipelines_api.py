@@ -10,7 +10,7 @@ import pytest
 
 from orbitmq.console.pipelines import LOST_AFTER
 from orbitmq.console.words import client_name
-from orbitmq.spark.consolelink import QueryReport
+from orbitmq.spark.consolelink import QueryReport, TopicProgress
 
 REPORT = {
     "state": "running",
@@ -55,6 +55,7 @@ async def test_every_field_that_a_driver_sends_is_taken_and_given_out(desk):
         batch_seconds=2.0,
         group="billing",
         topics=("orders",),
+        by_topic=(TopicProgress(topic="orders", num_input_rows=900, lag=12),),
         lag={"orders@broker-a:0": 12},
         done=700,
         retried=190,

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from orbitmq.spark import consume
+from orbitmq.spark import ProgressListener, consume, measured
 from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.spark.consuming.progress import Settled
 from orbitmq.spark.health import QueryReports, SentBackCounts, report_queries
 from orbitmq.spark.pipelines.run import Run, started
 from tests.support.command import Started
 from tests.support.filling import fill, numbered
+from tests.support.prometheus import parse_metrics
 from tests.support.sparkconsuming import QUICK, SOON, idle
 from tests.support.sparking import until
 
@@ -103,6 +104,53 @@ def test_the_console_shows_the_progress_of_a_query_and_why_it_failed(spark, stag
     assert (failed["batch"], failed["reported_at"] >= seen["reported_at"]) == (2, True)
     # The page of the group names the query.
     assert stage.get("groups/archive")["pipelines"] == ["archive of orders"]
+
+
+@pytest.mark.feature("T9")
+def test_the_console_and_prometheus_have_the_figures_of_the_listener(spark, stage, tmp_path):
+    fill(stage.broker, "figures", numbered(30, queues=2))
+    listener = ProgressListener()
+    spark.streams.addListener(listener)
+    reports = report_queries(spark, stage.console)
+    source = {"nameServer": stage.name_server, "subscribe": "figures"}
+    rows = (
+        spark.readStream.format("rocketmq")
+        .options(**source, startingOffsets="earliest", maxOffsetsPerTrigger="20")
+        .load()
+    )
+    query = (
+        measured(rows, "figures")
+        .writeStream.format("noop")
+        .queryName("figures")
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    try:
+        until(lambda: 'rows_total{query="figures",topic="figures"} 30' in listener.metrics(), "all")
+        shown = stage.until("figures", batch=listener.latest["figures"].batch_id)
+        running = parse_metrics(listener.metrics().encode())
+    finally:
+        query.stop()
+        reports.stop()
+    until(lambda: "lag" not in listener.metrics(), "the end is reported")
+    ended = parse_metrics(listener.metrics().encode())
+    spark.streams.removeListener(listener)
+
+    (topic,) = shown["by_topic"]
+    assert topic == json.loads(listener.latest["figures"].json)["topics"][0]
+    assert (topic["numInputRows"], topic["lag"], topic["lagSeconds"]) == (10, 0, 0.0)
+    values = {name: each.value(query="figures") for name, each in running.items()}
+    assert values == {
+        "orbitmq_stream_rows_total": 30,
+        "orbitmq_stream_bytes_total": sum(len(str(number)) for number in range(30)),
+        "orbitmq_stream_input_rows_per_second": topic["inputRowsPerSecond"],
+        "orbitmq_stream_processed_rows_per_second": topic["processedRowsPerSecond"],
+        "orbitmq_stream_lag_messages": 0,
+        "orbitmq_stream_lag_seconds": 0,
+        "orbitmq_stream_batch": shown["batch"],
+        "orbitmq_stream_batch_seconds": listener.latest["figures"].batch_duration / 1000,
+    }
+    assert set(ended) == {"orbitmq_stream_rows_total", "orbitmq_stream_bytes_total"}
 
 
 def test_a_run_tells_the_console_of_its_groups_and_one_whose_messages_all_fail_is_ill(spark, stage):

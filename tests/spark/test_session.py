@@ -12,14 +12,7 @@ import pytest
 
 from orbitmq.cli import doctor
 from orbitmq.spark.options import NoSpark
-from orbitmq.spark.session import (
-    SUPPORTED,
-    NoJava,
-    find_java,
-    local_session,
-    prepare,
-    quick_python,
-)
+from orbitmq.spark.session import SUPPORTED, NoJava, find_java, local_session, prepare, quick_python
 
 
 def run(code: str) -> str:
@@ -84,12 +77,12 @@ def test_the_environment_of_a_session_is_made(tmp_path):
 
 def test_workers_look_for_modules_in_all_places_but_sparks_own_jar(tmp_path, spark):
     environment = {"XDG_CACHE_HOME": str(tmp_path / "a cache"), "PYSPARK_PYTHON": sys.executable}
+    code = "import os, sys; print(os.getenv('PYTHONPATH'), sys.argv)"
     path = ["/a path", "/jars/spark-core_2.13-4.3.0.jar", "/any*", "/mine.jar"]
 
     found = quick_python(environment)
     seen = subprocess.run(
-        [found["PYSPARK_PYTHON"], "-c", "import os, sys; print(os.getenv('PYTHONPATH'), sys.argv)"]
-        + ["an argument"],
+        [found["PYSPARK_PYTHON"], "-c", code, "an argument"],
         env={"PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,

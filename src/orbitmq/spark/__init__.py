@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from orbitmq.spark.bodies import body_serializer
+    from orbitmq.spark.consolelink import TopicProgress
     from orbitmq.spark.consuming.pipeline import BatchSettings, ConsumePipeline, consume
     from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress
     from orbitmq.spark.consuming.returns import dead_letters, retries, settle, with_retries
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from orbitmq.spark.streamprogress import (
         ProgressListener,
         StreamProgress,
-        TopicProgress,
         measured,
         progress,
     )
@@ -66,7 +66,7 @@ _HOMES: Final = {
     "measured": "orbitmq.spark.streamprogress",
     "ProgressListener": "orbitmq.spark.streamprogress",
     "StreamProgress": "orbitmq.spark.streamprogress",
-    "TopicProgress": "orbitmq.spark.streamprogress",
+    "TopicProgress": "orbitmq.spark.consolelink",
     "dead_letters": "orbitmq.spark.consuming.returns",
     "retries": "orbitmq.spark.consuming.returns",
 }

@@ -36,6 +36,19 @@ _TIMEOUT: Final = 3.0
 _LOGGED: Final = 1000
 
 
+class TopicProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A topic in a batch, with Spark's names in JSON. None: not known."""
+
+    topic: str
+    num_input_rows: int | None = None
+    num_input_bytes: int | None = None  #: of bodies; of a `measured` stream
+    input_rows_per_second: float | None = None
+    processed_rows_per_second: float | None = None
+    lag: int | None = None  #: messages that waited behind the batch when it was planned
+    #: How old the last message of the batch was then, 0 without lag; of a `measured` stream.
+    lag_seconds: float | None = None
+
+
 class QueryReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A report about a query, in the console's format."""
 
@@ -47,6 +60,8 @@ class QueryReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     batch_seconds: float | None = None
     group: str | None = None
     topics: tuple[str, ...] = ()
+    #: The last batch by topic; empty for a consumer group.
+    by_topic: tuple[TopicProgress, ...] = ()
     #: Messages that wait, by `topic@broker:queue`.
     lag: Mapping[str, int] = {}
     #: Since its start: handled, sent back to be delivered again, given up.

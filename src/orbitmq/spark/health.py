@@ -168,6 +168,7 @@ class QueryReports(StreamingQueryListener):
             input_rows_per_second=found.input_rows_per_second,
             batch_seconds=None if seconds is None else seconds / 1000,
             topics=topics or query.report.topics,
+            by_topic=found.topics or query.report.by_topic,
             lag=found.queues,
             **{
                 "state": "running" if is_behind else "waiting",

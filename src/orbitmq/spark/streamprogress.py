@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
+from orbitmq.spark.consolelink import TopicProgress
 from orbitmq.spark.options import SourceError, from_json, is_starting
 
 try:
@@ -40,19 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
-
-
-class TopicProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A topic in a batch. None: not known."""
-
-    topic: str
-    num_input_rows: int | None
-    num_input_bytes: int | None  #: of bodies; of a `measured` stream
-    input_rows_per_second: float | None
-    processed_rows_per_second: float | None
-    lag: int | None  #: messages that waited behind the batch when it was planned
-    #: How old the last message of the batch was then, 0 without lag; of a `measured` stream.
-    lag_seconds: float | None
 
 
 class StreamProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -235,6 +223,31 @@ class ProgressListener(StreamingQueryListener):
         self._report = report
         #: The last report of each query, by `queryName` or else by id.
         self.latest: dict[str, StreamProgress] = {}
+        #: Rows and bytes since the listener was made, by query and topic.
+        self._totals: dict[tuple[str, str], _Total] = {}
+        self._ended: set[str] = set()
+
+    def metrics(self) -> str:
+        """The figures in the text format of Prometheus, for the program's metrics page."""
+        # Copied, because Spark's thread adds queries meanwhile.
+        running = [
+            ({"query": query}, found)
+            for query, found in self.latest.copy().items()
+            if found.run_id not in self._ended
+        ]
+        of_topics = [
+            ({**labels, "topic": topic.topic}, topic)
+            for labels, found in running
+            for topic in found.topics
+        ]
+        totals = [
+            ({"query": query, "topic": topic}, total)
+            for (query, topic), total in self._totals.copy().items()
+        ]
+        samples: Mapping[str, Sequence[tuple[Mapping[str, str], Any]]] = {
+            "total": totals, "topic": of_topics, "query": running
+        }  # fmt: skip
+        return "".join(f"{line}\n" for each in _METRICS for line in each.lines(samples[each.of]))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's names
         pass
@@ -243,15 +256,72 @@ class ProgressListener(StreamingQueryListener):
         found = progress_of(event.progress)
         if not found.topics:
             return  # of other sources alone
-        self.latest[found.name or found.id] = found
+        query = found.name or found.id
+        for each in found.topics:
+            key = query, each.topic
+            self._totals[key] = self._totals.get(key, _Total()).plus(each)
+        self.latest[query] = found
         if self._report is not None:
             try:
                 self._report(found)
             except Exception:
-                log.exception("the report of a stream was not taken: %s", found.name or found.id)
+                log.exception("the report of a stream was not taken: %s", query)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        pass
+        self._ended.add(str(event.runId))
+
+
+# Metrics. Of a query that ended, only the totals are left.
+
+
+class _Total(NamedTuple):
+    """What a topic brought a query since the listener was made."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def plus(self, topic: TopicProgress) -> _Total:
+        rows, size = topic.num_input_rows or 0, topic.num_input_bytes or 0
+        return _Total(self.rows + rows, self.bytes + size)
+
+
+class _Metric(NamedTuple):
+    name: str
+    kind: str
+    about: str
+    of: str
+    read: Callable[[Any], float | None]
+
+    def lines(self, samples: Iterable[tuple[Mapping[str, str], Any]]) -> Iterator[str]:
+        """In the text format of Prometheus; none where no value is known."""
+        from orbitmq.client.consumer.statistics import (  # noqa: PLC0415  # who asks for metrics
+            family_head,
+            sample_line,
+        )
+
+        name = f"orbitmq_stream_{self.name}"
+        known = [(labels, value) for labels, it in samples if (value := self.read(it)) is not None]
+        if known:
+            yield from family_head(name, self.kind, self.about)
+            yield from (sample_line(name, *each) for each in known)
+
+
+_METRICS: Final = (
+    _Metric("rows_total", "counter", "Rows read.", "total", lambda it: it.rows),
+    _Metric("bytes_total", "counter", "Bytes of bodies, of a measured stream.", "total",
+            lambda it: it.bytes or None),
+    _Metric("input_rows_per_second", "gauge", "Rows that arrived.", "topic",
+            lambda it: it.input_rows_per_second),
+    _Metric("processed_rows_per_second", "gauge", "Rows read, of the last batch.", "topic",
+            lambda it: it.processed_rows_per_second),
+    _Metric("lag_messages", "gauge", "Messages that waited when the batch was planned.", "topic",
+            lambda it: it.lag),
+    _Metric("lag_seconds", "gauge", "Age of the batch's last message, of a measured stream.",
+            "topic", lambda it: it.lag_seconds),
+    _Metric("batch", "gauge", "Number of the last batch.", "query", lambda it: it.batch_id),
+    _Metric("batch_seconds", "gauge", "Time that it took.", "query",
+            lambda it: it.batch_duration / 1000),
+)  # fmt: skip

@@ -319,6 +319,8 @@ class CallMeter(Meter):
 
 # ---- metrics in the text format of Prometheus
 
+_OURS: Final = "orbitmq_consumer_"
+
 
 class _Family(NamedTuple):
     name: str
@@ -364,17 +366,17 @@ def metrics_text(group: str, client_id: str, statistics: ConsumerStatistics) -> 
     lines: list[str] = []
     # No family without samples: before the first pull there are no topics.
     for name, kind, about, read in _BY_TOPIC if statistics.topics else ():
-        lines += _head(name, kind, about)
+        lines += family_head(_OURS + name, kind, about)
         lines += [
-            _sample(name, {**member, "topic": topic}, read(counted))
+            sample_line(_OURS + name, {**member, "topic": topic}, read(counted))
             for topic, counted in sorted(statistics.topics.items())
         ]
     lines += _calls(member, sorted(statistics.topics.items()))
     for name, about, counted in _BY_GROUP:
-        lines += _head(name, "counter", about)
-        lines.append(_sample(name, member, getattr(statistics, counted)))
-    lines += _head("troubles", "gauge", "Things that keep messages away now.")
-    lines.append(_sample("troubles", member, len(statistics.troubles)))
+        lines += family_head(_OURS + name, "counter", about)
+        lines.append(sample_line(_OURS + name, member, getattr(statistics, counted)))
+    lines += family_head(_OURS + "troubles", "gauge", "Things that keep messages away now.")
+    lines.append(sample_line(_OURS + "troubles", member, len(statistics.troubles)))
     lines += _put_off(member, statistics)
     return "\n".join(lines) + "\n"
 
@@ -385,42 +387,47 @@ def _calls(
     called = [(topic, counted) for topic, counted in topics if counted.calls]
     if not called:
         return
-    yield from _head(_CALLS, "summary", "Times of handler calls; quantiles are of the last minute.")
+    yield from family_head(
+        _OURS + _CALLS, "summary", "Times of handler calls; quantiles are of the last minute."
+    )
     for topic, counted in called:
         labels = {**member, "topic": topic}
         for quantile in _QUANTILES:
             value = counted.consume_times.percentile(quantile)
             if value is not None:
-                yield _sample(_CALLS, {**labels, "quantile": str(quantile)}, value)
-        yield _sample(f"{_CALLS}_sum", labels, counted.call_seconds)
-        yield _sample(f"{_CALLS}_count", labels, counted.calls)
+                yield sample_line(_OURS + _CALLS, {**labels, "quantile": str(quantile)}, value)
+        yield sample_line(f"{_OURS}{_CALLS}_sum", labels, counted.call_seconds)
+        yield sample_line(f"{_OURS}{_CALLS}_count", labels, counted.calls)
     longest = "handler_call_longest_seconds"
-    yield from _head(longest, "gauge", "The longest handler call of the last minute.")
+    yield from family_head(_OURS + longest, "gauge", "The longest handler call of the last minute.")
     for topic, counted in called:
         if counted.consume_times.longest is not None:
-            yield _sample(longest, {**member, "topic": topic}, counted.consume_times.longest)
+            yield sample_line(
+                _OURS + longest, {**member, "topic": topic}, counted.consume_times.longest
+            )
 
 
 def _put_off(member: Mapping[str, str], statistics: ConsumerStatistics) -> Iterator[str]:
     if not statistics.put_off:
         return
     name = "pulls_put_off_total"
-    yield from _head(name, "counter", "Delayed or unusual pulls, by queue and reason.")
+    yield from family_head(
+        _OURS + name, "counter", "Delayed or unusual pulls, by queue and reason."
+    )
     for (queue, reason), count in sorted(statistics.put_off.items()):
         place = {"topic": queue.topic, "broker": queue.broker, "queue": str(queue.id)}
-        yield _sample(name, {**member, **place, "reason": reason.value}, count)
+        yield sample_line(_OURS + name, {**member, **place, "reason": reason.value}, count)
 
 
-def _head(name: str, kind: str, about: str) -> Iterable[str]:
-    return (
-        f"# HELP orbitmq_consumer_{name} {about}",
-        f"# TYPE orbitmq_consumer_{name} {kind}",
-    )
+def family_head(name: str, kind: str, about: str) -> Iterable[str]:
+    """The lines before the samples of a metric."""
+    return f"# HELP {name} {about}", f"# TYPE {name} {kind}"
 
 
-def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+def sample_line(name: str, labels: Mapping[str, str], value: float) -> str:
+    """A sample in the text format of Prometheus."""
     text = ",".join(f'{label}="{_escaped(value_of)}"' for label, value_of in labels.items())
-    return f"orbitmq_consumer_{name}{{{text}}} {value}"
+    return f"{name}{{{text}}} {value}"
 
 
 def _escaped(text: str) -> str:

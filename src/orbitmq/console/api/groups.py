@@ -487,8 +487,8 @@ def shown_pipeline(pipeline: Pipeline, state: ConsoleState) -> dict[str, Any]:
     is_up = pipeline.is_up_at(now)
     return pick(
         report,
-        "batch rows batch_seconds trigger_seconds group topics output lag done retried dead"
-        " failed_share error url",
+        "batch rows batch_seconds trigger_seconds group topics by_topic output lag done retried"
+        " dead failed_share error url",
         # What ended has no rate.
         rows_per_second=report.rows_per_second if is_up else None,
         input_rows_per_second=report.input_rows_per_second if is_up else None,

@@ -93,7 +93,8 @@ function drawn(content, curves, names, forget) {
         curves.series[names[2]].length > 0 && card(t("Failed"), h("div", { class: "body" }, chart([{ name: t("failed"), points: curves.series[names[2]] }], { from: curves.from, to: curves.to, format: f.percent, label: t("Failed") })))),
       h("div", { class: "split" },
         card(t("Unread in each queue"), table([[t("Queue"), (row) => h("span", { class: "mono" }, row[0]), "name"], ["", (row) => h("div", { class: "bar", "aria-hidden": "true" }, h("span", { class: "hot", style: { width: `${(row[1] / Math.max(1, ...Object.values(content.unread_by_queue))) * 100}%` } })), "opt"], [t("Messages"), (row) => f.exact(row[1]), "n"]], Object.entries(content.unread_by_queue).sort((a, b) => b[1] - a[1]), { empty: t("It did not report its queues.") })),
-        card(t("Topics"), table([["", (row) => row[0], ""], [t("Topic"), (row) => topicLink(row[1]), "name"]],
-          [...content.topics.map((name) => [t("reads"), name]), ...content.output.map((name) => [t("writes"), name])], { empty: t("It did not report its topics.") })))),
+        card(t("Topics"), table([["", (row) => row[0], ""], [t("Topic"), (row) => topicLink(row[1]), "name"],
+          [t("Rows"), (row) => row[2] && f.exact(row[2].numInputRows), "n"], [t("Bytes"), (row) => row[2] && f.bytes(row[2].numInputBytes), "n opt"], [t("Unread"), (row) => row[2] && f.exact(row[2].lag), "n"]],
+          [...content.topics.map((name) => [t("reads"), name, content.by_topic.find((each) => each.topic === name)]), ...content.output.map((name) => [t("writes"), name])], { empty: t("It did not report its topics.") })))),
   ];
 }
