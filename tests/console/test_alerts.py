@@ -260,7 +260,7 @@ def test_the_json_body_is_stable():
 
     assert json.loads(body) == {
         "version": 1,
-        "cluster": ["ns:9876"],
+        "cluster": ["ns:9876"], "cluster_name": None,
         "alerts": [
             {
                 "id": "a1", "incident": "i1", "event": "resolve", "severity": "critical",
@@ -450,6 +450,25 @@ async def test_a_group_that_nobody_consumes_is_told_and_resolved(desk, receiver,
     assert receiver.told() == [("begin", "billing"), ("resolve", "billing")]
     assert receiver.alerts[1]["incident"] == begun["incident"]
     assert PLACE not in caplog.text
+
+
+async def test_of_several_clusters_each_tells_the_webhooks_that_want_it(desk, receiver):
+    lab, shop = (
+        hook(receiver.url, clusters=("la*",)),
+        hook(receiver.url, name="shop", clusters=("shop",)),
+    )
+    nowhere = quick_settings("127.0.0.1:1")
+    clusters = {"shop": quick_settings(desk.cluster.name_server), "la b": nowhere}
+    alerts = told_to(lab, shop, console="http://console/")
+    async with console_of(desk.cluster, alerts=alerts, clusters=clusters) as page:
+        await until(lambda: receiver.posts != [])
+        shown = {name: await page.within(name).get("/alerts") for name in clusters}
+
+    assert receiver.posts[0]["cluster"] == ["127.0.0.1:1"]
+    assert {each["cluster_name"] for each in receiver.posts} == {"la b"}
+    assert receiver.alerts[0]["kind"] == "cluster does not answer"
+    assert receiver.alerts[0]["url"] == "http://console/clusters/la%20b/"
+    assert [shown[name]["webhooks"][0]["name"] for name in clusters] == ["shop", "ops"]
 
 
 async def test_a_receiver_that_is_down_is_told_when_it_is_back(desk):

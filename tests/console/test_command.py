@@ -10,6 +10,7 @@ import signal
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,61 @@ async def test_it_starts_shows_the_cluster_and_stops_in_order(tmp_path):
     assert content["brokers"][0]["is_up"]
     assert code == 0
     assert (tmp_path / "h.sqlite").exists()
+
+
+def contexts(folder: Path, **servers: str) -> dict[str, str]:
+    """The environment of a user with these contexts."""
+    file = folder / "orbitmq" / "contexts.json"
+    file.parent.mkdir()
+    made = {name: {"name_servers": [server]} for name, server in servers.items()}
+    file.write_text(json.dumps({"contexts": made}))
+    return {"XDG_CONFIG_HOME": str(folder), "ORBITMQ_ACCESS_KEY": "of-another"}
+
+
+@pytest.mark.feature("W7")
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--all-contexts",), ["lab", "shop"]),
+        (("--context", "shop", "--context", "lab", "--context", "shop"), ["shop", "lab"]),
+        (("--context", "shop"), [""]),
+    ],
+)
+async def test_it_serves_the_contexts_that_are_named(tmp_path, words, names):
+    async with AsyncEmbeddedCluster() as cluster:
+        server = cluster.name_server
+        home = contexts(tmp_path, shop=server, lab="127.0.0.1:1")
+        if names == [""]:
+            home["ORBITMQ_ACCESS_KEY"] = ""
+        async with command(*words, ORBITMQ_NAME_SERVER="127.0.0.1:2", **home) as process:
+            told = await listening(process)
+
+            def get():
+                with urllib.request.urlopen(told["address"] + "api/v1/clusters", timeout=10) as one:  # noqa: S310
+                    return json.loads(one.read())["clusters"]
+
+            found = await asyncio.to_thread(get)
+    assert [each["name"] for each in found] == names
+    (shop,) = [each for each in found if each["name"] != "lab"]
+    assert shop["name_servers"] == [server]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--context", "shop", "--context", "lap"), "there is no context 'lap'; there are: lab"),
+        (("--all-contexts", "--context", "shop"), "--all-contexts goes without --context"),
+        (("--all-contexts", "-n", "x"), "--all-contexts goes without --context and --name-server"),
+        (("--all-contexts", "--tls"), "--tls is of one cluster"),
+    ],
+)
+async def test_contexts_that_cannot_be_served_are_refused(tmp_path, words, said):
+    home = contexts(tmp_path, shop="127.0.0.1:1", lab="127.0.0.1:1")
+    async with command(*words, **home) as process:
+        _, error = await process.communicate()
+
+    assert process.returncode == 2
+    assert said in " ".join(error.decode().split())
 
 
 async def test_it_does_not_listen_openly_without_a_password():

@@ -70,6 +70,7 @@ async def crew(desk, users):
 NEEDS = {
     ("POST", "/login"): None,
     ("POST", "/logout"): None,
+    ("POST", "/password"): None,  # of oneself
     ("POST", "/progress/plan"): None,
     ("POST", "/dead-letters/{group}/replay/command"): None,
     ("POST", "/pipelines/{name:path}"): None,  # drivers have a token of their own
@@ -265,6 +266,27 @@ async def test_a_user_who_is_added_while_the_console_runs_may_log_in(crew):
     await asyncio.to_thread(crew.users.add, "grace", Role.READER, PASSWORD)
 
     assert (await crew.page.log_in("grace", PASSWORD))["role"] == "reader"
+
+
+async def test_a_user_changes_the_own_password_and_stays_logged_in(crew):
+    browser, elsewhere = await crew.browser("rob"), await crew.browser("rob")
+    wanted = {"current": PASSWORD, "password": "battery staple horse"}
+
+    refused = await browser.post("/password", wanted | {"current": "a wrong one"}, 403)
+    short = await browser.post("/password", wanted | {"password": "short"}, 400)
+    changed = await browser.post("/password", wanted)
+    browser.csrf = changed["csrf"]
+    other = Browser(crew.page.console)
+
+    assert ("wrong" in refused["error"], "8" in short["error"]) == (True, True)
+    assert (changed["user"], changed["role"]) == ("rob", "reader")
+    await browser.get("/topics")
+    await elsewhere.get("/topics", 401)
+    await other.log_in("rob", PASSWORD, 403)
+    await other.log_in("rob", wanted["password"])
+    line = (await browser.get("/audit"))["lines"][0]
+    assert (line["who"], line["outcome"]) == ("rob, 127.0.0.1", "has another password")
+    await crew.desk.browser.post("/password", wanted, 404)
 
 
 async def test_an_admin_sees_and_ends_sessions(crew):

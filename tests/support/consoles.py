@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.app import Console
@@ -41,6 +42,12 @@ class Browser:
     console: Console
     csrf: str = ""
     cookies: dict[str, str] = field(default_factory=dict)
+    #: What stands before the addresses of one of several clusters.
+    base: str = ""
+
+    def within(self, cluster: str) -> Browser:
+        """The same browser in one of several clusters."""
+        return replace(self, base=f"/clusters/{quote(cluster, safe='')}")
 
     @property
     def url(self) -> str:
@@ -110,17 +117,19 @@ class Browser:
                 await writer.wait_closed()
 
     async def get(self, path: str, status: int = 200) -> Any:
-        answer = await self.ask("GET", "/api/v1" + path)
+        answer = await self.ask("GET", f"{self.base}/api/v1{path}")
         assert answer.status == status, answer.body
         return answer.json
 
     async def post(self, path: str, content: object | None = None, status: int = 200) -> Any:
-        answer = await self.ask("POST", "/api/v1" + path, {} if content is None else content)
+        answer = await self.ask(
+            "POST", f"{self.base}/api/v1{path}", {} if content is None else content
+        )
         assert answer.status == status, answer.body
         return answer.json if answer.body else None
 
     async def send(self, method: str, path: str, content: object = None, status: int = 200) -> Any:
-        answer = await self.ask(method, "/api/v1" + path, content)
+        answer = await self.ask(method, f"{self.base}/api/v1{path}", content)
         assert answer.status == status, answer.body
         return answer.json if answer.body else None
 
@@ -140,7 +149,7 @@ class Browser:
         try:
             async with asyncio.timeout(DEADLINE):
                 while True:
-                    answer = await self.ask("GET", "/api/v1" + path)
+                    answer = await self.ask("GET", f"{self.base}/api/v1{path}")
                     content = answer.json
                     # What is looked for in a list that is still empty is not there yet.
                     with contextlib.suppress(LookupError):

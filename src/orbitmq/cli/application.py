@@ -124,7 +124,9 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         given = ctx.params
-        if given.get("context") and _is_of_environment(ctx, "name_server"):
+        if (given.get("context") or given.get("all_contexts")) and _is_of_environment(
+            ctx, "name_server"
+        ):
             given["name_server"] = None  # a flag goes before the environment
         return super().invoke(ctx)
 

@@ -21,7 +21,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeAlias
 
@@ -120,6 +120,23 @@ ContextName: TypeAlias = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+ContextNames: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="The cluster of this name; see orbitmq context. Repeat it to serve several. "
+        "[env var: ORBITMQ_CONTEXT]",
+        rich_help_panel=_PANEL,
+    ),
+]
+AllContexts: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--all-contexts", help="All clusters of orbitmq context list.", rich_help_panel=_PANEL
+    ),
+]
+
 Timeout: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -223,6 +240,54 @@ class Connection:
         from orbitmq.remoting.tls import ClientTls  # noqa: PLC0415  # rarely used
 
         return ClientTls(authority=self.tls_ca, verify=not self.tls_unverified)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections(Connection):
+    """The connection flags of a command that serves several clusters."""
+
+    context: ContextNames = None  # type: ignore[assignment]  # several names
+    all_contexts: AllContexts = False
+
+    def clients(self) -> Mapping[str, ClientSettings]:
+        """The clients of all clusters by name; a single one has none. Raises `Misused`."""
+        names = tuple(dict.fromkeys(self.context or ()))
+        if self.all_contexts:
+            if names or self.name_server:
+                raise Misused("--all-contexts goes without --context and --name-server")
+            # Late: few commands need the file.
+            from orbitmq.cli.context import file_of, read  # noqa: PLC0415
+
+            names = tuple(sorted(read(file_of(os.environ)).contexts))
+            if not names:
+                raise Misused(
+                    "there are no contexts; add one with: "
+                    "orbitmq context add NAME --name-server HOST:9876"
+                )
+        if len(names) < 2:
+            kept = {name: getattr(self, name) for name in _CONNECTION}
+            return {"": Connection(**kept | {"context": names[0] if names else None}).client()}
+        if self.name_server:
+            raise Misused("--name-server and --context cannot be given together")
+        # Those of the environment are another cluster's.
+        for flag, variable in _OF_ONE_CLUSTER.items():
+            given = getattr(self, flag)
+            if given and (variable is None or not os.environ.get(variable)):
+                option = "--" + flag.replace("_", "-")
+                raise Misused(f"{option} is of one cluster; with several, each context has its own")
+        limits = {"timeout": self.timeout, "request_timeout": self.request_timeout}
+        return {name: Connection(context=name, **limits).client() for name in names}  # type: ignore[arg-type]
+
+
+_CONNECTION = tuple(each.name for each in fields(Connection))
+#: Flags that only one cluster can have, and their variables.
+_OF_ONE_CLUSTER: Mapping[str, str | None] = {
+    "access_key": "ORBITMQ_ACCESS_KEY",
+    "secret_key": "ORBITMQ_SECRET_KEY",
+    "tls": "ORBITMQ_TLS",
+    "tls_ca": "ORBITMQ_TLS_CA",
+    "tls_unverified": None,
+}
 
 
 def _servers(given: Sequence[str], counting: str | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import typer
 
 from orbitmq.cli import settings as options
 from orbitmq.cli.application import plain_command, section
-from orbitmq.cli.command import Connection, check_positive
+from orbitmq.cli.command import Connections, check_positive
 from orbitmq.cli.main import CommandError, Misused, PortTaken, SettingRefused
 from orbitmq.cli.servers import Listening, Service, announcing, serve
 from orbitmq.cli.settings import set_up_logging
@@ -50,11 +50,13 @@ _OIDC = "OpenID Connect"
         "orbitmq console --name-server 127.0.0.1:9876",
         "orbitmq console -n ns1:9876 -n ns2:9876 --write --history console.sqlite",
         "orbitmq console --users users.json --write",
+        "orbitmq console --context staging --context production",
+        "orbitmq console --all-contexts --history console.sqlite",
         "ORBITMQ_CONSOLE_PASSWORD=... orbitmq console --host 0.0.0.0 --allow-host mq.example.org",
     ),
 )
 def console(
-    connection: Connection,
+    connection: Connections,
     flags: options.RunFlags,
     host: options.Host = None,
     port: Annotated[
@@ -171,7 +173,11 @@ def console(
     ] = None,
     history: Annotated[
         Path | None,
-        typer.Option("--history", metavar="FILE", help="Keep seven days there; else in memory."),
+        typer.Option(
+            "--history",
+            metavar="FILE",
+            help="Keep seven days there; else in memory. Of several clusters each has its own.",
+        ),
     ] = None,
     every: Annotated[
         float, typer.Option("--every", help="Seconds between two looks at the cluster.")
@@ -181,8 +187,8 @@ def console(
         typer.Option(
             "--mask",
             metavar="FIELD",
-            help="A field of bodies that is shown as ***, like card or customer.email; may be "
-            "repeated.",
+            help="A field of bodies that is shown as ***, like card or customer.email; with "
+            "several clusters also CONTEXT:FIELD; may be repeated.",
         ),
     ] = None,
     alerts: Annotated[
@@ -200,11 +206,13 @@ def console(
         Path | None, typer.Option("--private-key", metavar="FILE", help="PEM, for HTTPS.")
     ] = None,
 ) -> None:
-    """Start the web console of a cluster, OrbitMQ's or Apache RocketMQ's."""
+    """Start the web console of one cluster or several, OrbitMQ's or Apache RocketMQ's."""
     configuration = flags.configuration({})
     check_positive(every, "--every")
+    clients = connection.clients()
     settings = _settings(
-        client=connection.client(),
+        client=next(iter(clients.values())),
+        clusters={} if "" in clients else clients,
         host=host or "127.0.0.1",
         port=port,
         write=write,

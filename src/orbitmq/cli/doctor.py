@@ -7,6 +7,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -230,7 +231,9 @@ def checked_address(console: str) -> str:
     parts = urllib.parse.urlsplit(console)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise Misused(f"the address of a console begins with http:// or https://, got {console!r}")
-    return f"{parts.scheme}://{parts.netloc}"
+    # What leads into one of several clusters stays; other parts are the address of a page.
+    cluster = re.match(r"/clusters/[^/]+", parts.path)
+    return f"{parts.scheme}://{parts.netloc}{cluster[0] if cluster else ''}"
 
 
 def reported_pipelines(console: str) -> list[Reported]:

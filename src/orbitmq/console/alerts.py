@@ -404,12 +404,14 @@ class Alerts:
         audit: Audit,
         *,
         cluster: tuple[str, ...],
+        name: str = "",
     ) -> None:
         self.settings = settings
         self.silences = Silences(clock, file, audit, settings.silences)
         self._clock = clock
         self._file = file
         self._cluster = cluster
+        self._name = name
         self._book = AlertBook(settings.webhooks)
         self._tasks: list[asyncio.Task[None]] = []
         self.deliveries = {each.name: Delivery(each) for each in settings.webhooks}
@@ -499,7 +501,13 @@ class Alerts:
     async def _try(self, delivery: Delivery, batch: tuple[Alert, ...]) -> float:
         """Post a batch; the seconds to wait before the next post."""
         webhook, problem, wait = delivery.webhook, None, 0.0
-        body = body_of(webhook, batch, console=self.settings.console, cluster=self._cluster)
+        body = body_of(
+            webhook,
+            batch,
+            console=self.settings.console,
+            cluster=self._cluster,
+            name=self._name,
+        )
         try:
             await _on_a_thread(lambda: post(webhook, body))
         except NotDelivered as error:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 import uvicorn
@@ -20,19 +21,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orbitmq.client.engine import AsyncLife
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.console.api import access, alerts, deadletters, groups, messages, overview, topics
-from orbitmq.console.api.access import me_content
-from orbitmq.console.api.overview import known_now
+from orbitmq.console.api.access import me_content, small_page
+from orbitmq.console.api.overview import clusters_content, known_now
 from orbitmq.console.http import AccessControl, answer, on_error, on_http_error
-from orbitmq.console.settings import CannotListen, ConsoleError, ConsoleSettings
-from orbitmq.console.state import ConsoleState, state_of
+from orbitmq.console.settings import CLUSTERS, CannotListen, ConsoleError, ConsoleSettings
+from orbitmq.console.state import Clusters, ConsoleState, clusters_of, state_of
 from orbitmq.errors import OrbitError
 
 PREFIX = "/api/v1"
@@ -67,6 +68,7 @@ VIEWS: Final = (
     "/alerts",
     "/audit",
     "/access",
+    CLUSTERS,
 )
 _IS_VIEW = re.compile(
     "|".join(re.sub(r"\{\w+\}", "[^/]+", view).rstrip("/") + "/*" for view in VIEWS)
@@ -88,7 +90,9 @@ class Console(AsyncLife):
     def __init__(self, settings: ConsoleSettings, *, clock: Clock | None = None) -> None:
         self.settings = settings
         self.app = make_app(settings, clock=clock)
-        self.state: ConsoleState = self.app.state.console
+        self.clusters: Clusters = self.app.state.clusters
+        #: The first cluster.
+        self.state: ConsoleState = self.clusters.default
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
@@ -112,9 +116,8 @@ class Console(AsyncLife):
             # Pages keep their connections.
             timeout_keep_alive=30,
         )
-        state = self.state
         try:
-            await state.start()
+            await self.clusters.start()
         except BaseException:
             self._socket.close()
             raise
@@ -122,7 +125,7 @@ class Console(AsyncLife):
         self._task = asyncio.create_task(self._server.serve([self._socket]), name="console")
         while not self._server.started:
             if self._task.done():
-                await state.stop()
+                await self.clusters.stop()
                 self._socket.close()
                 await self._task
                 raise ConsoleError("the console ended before it listened")
@@ -133,10 +136,10 @@ class Console(AsyncLife):
         server, self._server = self._server, None
         if server is None or self._task is None:
             return
-        self.state.events.close()
+        self.clusters.end_streams()
         server.should_exit = True
         await self._task
-        await self.state.stop()
+        await self.clusters.stop()
         if self._socket is not None:
             self._socket.close()
 
@@ -189,16 +192,16 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starlette:
-    """An application that looks at the cluster during its lifespan, on one event loop."""
-    state = ConsoleState(settings, clock or SystemClock())
+    """An application that looks at its clusters during its lifespan, on one event loop."""
+    clusters = Clusters(settings, clock or SystemClock())
 
     @asynccontextmanager
     async def running(_: Starlette) -> AsyncIterator[None]:
-        await state.start()
+        await clusters.start()
         try:
             yield
         finally:
-            await state.stop()
+            await clusters.stop()
 
     app = Starlette(
         routes=[
@@ -208,9 +211,10 @@ def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starle
             *page_routes(),
         ],
         middleware=[
+            *([Middleware(ClusterAddresses)] if clusters.are_several else ()),
             Middleware(
                 AccessControl,
-                logins=state.logins,
+                logins=clusters.logins,
                 allowed_hosts=settings.allowed_hosts,
                 token=settings.token,
             ),
@@ -219,8 +223,28 @@ def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starle
         exception_handlers={OrbitError: on_error, HTTPException: on_http_error},
         lifespan=running,
     )
-    app.state.console = state
+    app.state.clusters = clusters
     return app
+
+
+class ClusterAddresses:
+    """Middleware that takes `/clusters/NAME` off the front of an address, and notes the name."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            raw = _asked_for(scope)
+            if match := _IN_CLUSTER(raw):
+                rest = match[2] or "/"
+                scope = dict(scope)
+                scope |= {"raw_path": rest.encode("latin-1"), "path": unquote(rest)}
+                scope["state"] = {**scope.get("state", {}), "cluster": unquote(match[1])}
+        await self._app(scope, receive, send)
+
+
+_IN_CLUSTER = re.compile(CLUSTERS + "/([^/]+)(/.*)?", re.DOTALL).fullmatch
 
 
 class Static(StaticFiles):
@@ -243,14 +267,22 @@ class Page:
 
     async def show(self, request: Request) -> Response:
         """The page, with the content of the first view in it; 404 where there is no view."""
-        is_there = _IS_VIEW(_asked_for(request.scope)) is not None
+        asked = _asked_for(request.scope)
+        is_there = _IS_VIEW(asked) is not None
         if not is_there and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404, _ELSEWHERE.get(request.scope["path"], "no view is here"))
-        state = state_of(request)
-        session = request.state.session
-        content: dict[str, object] = {"me": me_content(state, session)}
+        clusters, session = clusters_of(request), request.state.session
+        is_list = asked.rstrip("/") == CLUSTERS
+        name = getattr(request.state, "cluster", None)
+        if clusters.are_several and name is None and is_there and not is_list:
+            place = CLUSTERS if asked == "/" else clusters.default.settings.prefix + asked
+            query = request.url.query
+            return RedirectResponse(place + (f"?{query}" if query else ""), 307)
+        if session is not None and name is not None and name not in clusters.all:
+            return small_page("", f"This console has no cluster {name}.", 404)
+        content: dict[str, object] = {"me": me_content(request, session)}
         if session is not None:
-            content["now"] = known_now(state)
+            content["now"] = clusters_content(clusters) if is_list else known_now(state_of(request))
         # Inside a script element only `<` could end it or begin a comment.
         data = msgspec.json.encode(content).decode().replace("<", "\\u003c")
         boot = f'<script type="application/json" id="boot">{data}</script>'

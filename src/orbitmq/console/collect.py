@@ -317,6 +317,7 @@ class Collector:
         patience: float = STALLED_AFTER,
         is_thorough: bool = False,
         on_sample: Callable[[Snapshot], Awaitable[None]] | None = None,
+        on_problem: Callable[[], None] | None = None,
     ) -> None:
         """A thorough look polls everything, but of dead letters only those of the last hour."""
         self._admin = admin
@@ -324,6 +325,7 @@ class Collector:
         self._every = every
         self._patience = patience
         self._on_sample = on_sample
+        self._on_problem = on_problem
         self._poller = ClusterPoller(admin, tables, clock, is_thorough=is_thorough)
         self._wake = asyncio.Event()
         self._looks = 0
@@ -371,6 +373,8 @@ class Collector:
             if self.problem is None:
                 log.warning("the cluster cannot be seen: %s", error)
             self.problem = str(error)
+            if self._on_problem is not None:
+                self._on_problem()
             return
         self.problem = None
         if self._on_sample is not None:

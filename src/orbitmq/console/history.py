@@ -473,7 +473,9 @@ class AuditLine(msgspec.Struct, frozen=True):
 class Audit:
     """A line for every change, in the log, in the history and on the page."""
 
-    def __init__(self, clock: Clock, file: HistoryFile, events: Events) -> None:
+    def __init__(self, clock: Clock, file: HistoryFile, events: Events, name: str = "") -> None:
+        """`name` is that of the cluster among several."""
+        self._cluster = {"cluster": name} if name else {}
         self._clock = clock
         self._file = file
         self._events = events
@@ -492,7 +494,7 @@ class Audit:
         self._lines.append(line)
         log.info(
             "console action" if is_done else "console action failed",
-            extra={"who": who, "command": command, "outcome": outcome},
+            extra={"who": who, "command": command, "outcome": outcome, **self._cluster},
         )
         self._events.publish("audit", line)
         await self._file.note(line.at, msgspec.json.encode(line).decode())

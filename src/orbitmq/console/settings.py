@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.roles import RULES, Right, Role
@@ -22,6 +22,8 @@ from orbitmq.errors import OrbitError, SettingError, install_command
 TIMEOUT = 5.0
 #: Shorter passwords are guessed, whatever the limit on attempts.
 SHORTEST_PASSWORD = 8
+#: The address of the list of clusters; `/NAME` after it leads into one of several.
+CLUSTERS = "/clusters"
 #: Seconds that a user may take at the identity provider.
 OIDC_PATIENCE = 600.0
 
@@ -78,7 +80,9 @@ def check_provider_address(address: str) -> None:
 class ConsoleSettings:
     """One console."""
 
-    client: ClientSettings  #: how it reaches the cluster
+    client: ClientSettings  #: how it reaches the cluster, the first one of several
+    clusters: Mapping[str, ClientSettings] = field(default_factory=dict)  #: several, by name
+    name: str = ""  #: of this cluster among several
     host: str = "127.0.0.1"  #: the address to listen on
     port: int = 8090  #: 0: any free one
     write: bool = False  #: whether it may change things
@@ -94,7 +98,7 @@ class ConsoleSettings:
     private_key: Path | None = None
     masked: tuple[
         str, ...
-    ] = ()  #: fields of bodies that are shown as ***: `card`, `customer.email`
+    ] = ()  #: fields of bodies that are shown as ***: `card`, `customer.email`, `CLUSTER:card`
     alerts: AlertSettings = field(default_factory=AlertSettings)  #: who is told what it finds
     session: float = 12 * 3600.0  #: seconds that a login lasts
     attempts: int = 5  #: wrong passwords from one address within a minute
@@ -120,6 +124,8 @@ class ConsoleSettings:
                 "(ORBITMQ_CONSOLE_PASSWORD or --password-file) console.users (--users) "
                 "or console.oidc (--oidc-issuer), or listen on 127.0.0.1"
             )
+        if any(not name.strip() for name in self.clusters):
+            raise SettingError("console.clusters must have names")
         for name in self.masked:
             if not all(name.split(".")):
                 raise SettingError(
@@ -135,6 +141,34 @@ class ConsoleSettings:
     @property
     def is_encrypted(self) -> bool:
         return self.certificate is not None
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the addresses of this cluster among several."""
+        return f"{CLUSTERS}/{quote(self.name, safe='')}" if self.name else ""
+
+    def each(self) -> Mapping[str, ConsoleSettings]:
+        """The settings of each cluster by its name; a single one has none."""
+        if not self.clusters:
+            return {"": self}
+        return {name: self._of(name, client) for name, client in self.clusters.items()}
+
+    def _of(self, name: str, client: ClientSettings) -> ConsoleSettings:
+        file = self.history
+        if file is not None:
+            # Never the file itself: the order of clusters may change.
+            file = file.with_name(f"{file.stem}-{quote(name, safe='')}{file.suffix}")
+        masked = []
+        for each in self.masked:
+            cluster, _, path = each.partition(":")
+            if path and cluster in self.clusters:
+                masked += [path] if cluster == name else []
+            else:
+                masked.append(each)
+        found = replace(
+            self, client=client, clusters={}, name=name, history=file, masked=tuple(masked)
+        )
+        return replace(found, alerts=self.alerts.of_cluster(name, found.prefix))
 
 
 def is_loopback(host: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,16 +46,16 @@ PRODUCER_GROUP = "ORBITMQ_CONSOLE"
 
 
 class ConsoleState:
-    """The state behind the views: one engine, one snapshot of the cluster."""
+    """The state behind the views of a cluster: one engine, one snapshot."""
 
-    def __init__(self, settings: ConsoleSettings, clock: Clock) -> None:
+    def __init__(self, settings: ConsoleSettings, clock: Clock, logins: Logins) -> None:
         self.settings = settings
         self.clock = clock
         self.engine = Engine(settings.client, clock=clock)
         self.events = Events()
         self.fine = FineHistory()
         self.file = HistoryFile(settings.history)
-        self.audit = Audit(clock, self.file, self.events)
+        self.audit = Audit(clock, self.file, self.events, settings.name)
         self.pipelines = Pipelines(clock)
         self.bodies = Bodies(self.file, settings.masked)
         self.plans = Plans(clock)
@@ -64,16 +65,9 @@ class ConsoleState:
             self.file,
             self.audit,
             cluster=settings.client.name_servers,
+            name=settings.name,
         )
-        self.logins = Logins(
-            settings.password,
-            clock,
-            lasts=settings.session,
-            attempts=settings.attempts,
-            users=None if settings.users is None else Users(settings.users),
-            has_provider=settings.oidc is not None,
-        )
-        self.provider = None if settings.oidc is None else _provider(settings.oidc, clock)
+        self.logins = logins
         #: The content of the first view, and the key of what it was made from.
         self.now: tuple[object, dict[str, object]] | None = None
         #: Pages that follow a topic.
@@ -82,9 +76,6 @@ class ConsoleState:
 
     async def start(self) -> None:
         """Start to look at the cluster."""
-        if self.logins.users is not None:
-            # A file that cannot be read is found now, and not by the first login.
-            _ = self.logins.users.all
         await self.file.open()
         try:
             await self.audit.load()
@@ -105,6 +96,8 @@ class ConsoleState:
             self.clock,
             every=self.settings.every,
             on_sample=self._sampled,
+            # Pages ask again, and are told what is wrong.
+            on_problem=lambda: self.events.publish("sample", {"at": None}),
         )
         self.members = MemberPoller(self.admin, self.clock)
         self.clocks = ClockWatch(self.admin, self.clock)
@@ -238,10 +231,71 @@ def _provider(settings: OidcSettings, clock: Clock) -> Provider:
     return Provider(settings, clock)
 
 
+class Clusters:
+    """The clusters of a console by their names, and its logins; a single cluster has no name."""
+
+    def __init__(self, settings: ConsoleSettings, clock: Clock) -> None:
+        self.settings = settings
+        self.logins = Logins(
+            settings.password,
+            clock,
+            lasts=settings.session,
+            attempts=settings.attempts,
+            users=None if settings.users is None else Users(settings.users),
+            has_provider=settings.oidc is not None,
+        )
+        self.provider = None if settings.oidc is None else _provider(settings.oidc, clock)
+        self.all: Mapping[str, ConsoleState] = {
+            name: ConsoleState(each, clock, self.logins) for name, each in settings.each().items()
+        }
+
+    @property
+    def default(self) -> ConsoleState:
+        """The first one, which addresses without a cluster mean."""
+        return next(iter(self.all.values()))
+
+    @property
+    def are_several(self) -> bool:
+        return "" not in self.all
+
+    async def start(self) -> None:
+        """Start to look at all clusters; none has to answer."""
+        if self.logins.users is not None:
+            # A file that cannot be read is found now, and not by the first login.
+            _ = self.logins.users.all
+        async with AsyncExitStack() as started:
+            for each in self.all.values():
+                await each.start()
+                started.push_async_callback(each.stop)
+            started.pop_all()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(each.stop() for each in self.all.values()))
+
+    def end_streams(self) -> None:
+        for each in self.all.values():
+            each.events.close()
+
+    async def note(self, who: str, command: str, outcome: str) -> None:
+        """A change of the console itself, which concerns every cluster, for the audit."""
+        for each in self.all.values():
+            await each.audit.note(who, command, outcome)
+
+
+def clusters_of(request: Request) -> Clusters:
+    """All clusters of the console that answers a request."""
+    found: Clusters = request.app.state.clusters
+    return found
+
+
 def state_of(request: Request) -> ConsoleState:
-    """The console that answers a request."""
-    state: ConsoleState = request.app.state.console
-    return state
+    """The cluster that a request is about. Raises `NotThere`."""
+    clusters, name = clusters_of(request), getattr(request.state, "cluster", None)
+    if name is None:
+        return clusters.default
+    if name not in clusters.all:
+        raise NotThere(f"this console has no cluster {name!r}; it has {', '.join(clusters.all)}")
+    return clusters.all[name]
 
 
 def view_of(request: Request) -> BodyView:
@@ -266,7 +320,7 @@ def check_right(request: Request, right: Right, command: str | None = None) -> N
 
 def session_check(request: Request) -> Callable[[], bool]:
     """A check whether the session of a request is still valid: streams outlast logins."""
-    logins, token = state_of(request).logins, session_token(request)
+    logins, token = clusters_of(request).logins, session_token(request)
     return lambda: logins.session(token) is not None
 
 

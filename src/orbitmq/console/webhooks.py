@@ -13,7 +13,7 @@ import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -62,6 +62,8 @@ class Webhook:
     subjects: tuple[str, ...] = ()
     wait: float = 60.0  #: how long a finding must last before it is posted
     repeat: float = 4 * 3600.0  #: the time between two posts while it lasts; 0: one post only
+    #: names of clusters, with `*`, of a console of several; empty: all
+    clusters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"webhooks.{self.name}"
@@ -121,6 +123,14 @@ class AlertSettings:
     console: str | None = None
     webhooks: tuple[Webhook, ...] = ()
     silences: tuple[FixedSilence, ...] = ()
+
+    def of_cluster(self, name: str, prefix: str) -> AlertSettings:
+        """The part for one of several clusters, whose addresses begin with `prefix`."""
+        hooks = (
+            each for each in self.webhooks if not each.clusters or matches_any(name, each.clusters)
+        )
+        console = None if self.console is None else self.console.rstrip("/") + prefix
+        return replace(self, console=console, webhooks=tuple(hooks))
 
     def __post_init__(self) -> None:
         if self.console is not None and not self.console.startswith(("http://", "https://")):
@@ -231,17 +241,24 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def body_of(
-    webhook: Webhook, alerts: Iterable[Alert], *, console: str | None, cluster: Iterable[str]
+    webhook: Webhook,
+    alerts: Iterable[Alert],
+    *,
+    console: str | None,
+    cluster: Iterable[str],
+    name: str = "",
 ) -> bytes:
-    """The body of a post."""
+    """The body of a post; `name` is that of the cluster among several."""
     if webhook.format is Format.JSON:
         content: object = {
             "version": 1,
             "cluster": list(cluster),
+            "cluster_name": name or None,
             "alerts": [_shown(each, console) for each in alerts],
         }
     else:
-        text = "\n\n".join(_line(each, console) for each in alerts)
+        where = f"[OrbitMQ] {name}:" if name else "[OrbitMQ]"
+        text = "\n\n".join(_line(each, console, where) for each in alerts)
         content = _TEXT[webhook.format](text)
     return msgspec.json.encode(content)
 
@@ -278,19 +295,19 @@ def _link(alert: Alert, console: str | None) -> str | None:
     return None if console is None else console.rstrip("/") + alert.link
 
 
-def _line(alert: Alert, console: str | None) -> str:
+def _line(alert: Alert, console: str | None, begin: str) -> str:
     """An alert for people. DingTalk's filter on a keyword finds OrbitMQ in it."""
     if alert.event is Happening.TEST:
-        return f"[OrbitMQ] {alert.text}"
+        return f"{begin} {alert.text}"
     link = _link(alert, console)
     where = f"\n{link}" if link else ""
     lasted = duration(max(0.0, alert.at - alert.since))
     if alert.event is Happening.RESOLVE:
-        text = f"[OrbitMQ] Resolved after {lasted}: {alert.subject}: {alert.kind}"
+        text = f"{begin} Resolved after {lasted}: {alert.subject}: {alert.kind}"
         return text[:_LONGEST] + where
     still = f" (for {lasted})" if alert.event is Happening.REPEAT else ""
     said = f"{alert.subject}: {alert.kind}{still}\n{alert.text}\n{alert.remedy}"
-    return f"[OrbitMQ] {alert.severity.capitalize()}: {said}"[:_LONGEST] + where
+    return f"{begin} {alert.severity.capitalize()}: {said}"[:_LONGEST] + where
 
 
 class NotDelivered(Exception):

@@ -19,12 +19,19 @@ from orbitmq import __version__
 from orbitmq.console.http import answer, cookie_name, pick, read_body
 from orbitmq.console.logins import Session
 from orbitmq.console.roles import RULES, Right, Role
-from orbitmq.console.settings import OIDC_PATIENCE, BadInput, ConsoleError, NotThere, UsersUnusable
+from orbitmq.console.settings import (
+    OIDC_PATIENCE,
+    BadInput,
+    ConsoleError,
+    NotLoggedIn,
+    NotThere,
+    UsersUnusable,
+)
 from orbitmq.console.state import (
-    ConsoleState,
     actor_of,
     address_of,
     check_right,
+    clusters_of,
     session_of,
     session_token,
     state_of,
@@ -49,18 +56,25 @@ class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
     user: str | None = None
 
 
-def me_content(state: ConsoleState, session: Session | None) -> dict[str, object]:
+def me_content(request: Request, session: Session | None) -> dict[str, object]:
     """The rights of a session; without a session only how to log in."""
+    clusters = clusters_of(request)
     if session is None:
         found: dict[str, object] = {"login": True, "version": None}
-        if state.logins.users is not None:
+        if clusters.logins.users is not None:
             found["users"] = True
-        if state.settings.oidc is not None:
-            found["provider"] = urlsplit(state.settings.oidc.issuer).hostname
+        if clusters.settings.oidc is not None:
+            found["provider"] = urlsplit(clusters.settings.oidc.issuer).hostname
         return found
-    return {
+    state = state_of(request)
+    several: dict[str, object] = {}
+    if clusters.are_several:
+        several = {"cluster": state.settings.name, "clusters": list(clusters.all)}
+    return several | {
         "login": False,
-        "can_log_out": state.logins.is_needed,
+        "can_log_out": clusters.logins.is_needed,
+        # Who is vouched for by a provider has the password there.
+        "can_change_password": session.entry is not None,
         "user": session.user,
         "role": session.role,
         "write": state.settings.write,
@@ -81,20 +95,20 @@ def me_content(state: ConsoleState, session: Session | None) -> dict[str, object
 
 async def me(request: Request) -> Response:
     """Whether to log in, what is allowed, and the token for requests that change something."""
-    return answer(me_content(state_of(request), request.state.session))
+    return answer(me_content(request, request.state.session))
 
 
 async def log_in(request: Request) -> Response:
     """Begin a session with the `password`, of a `user` if there are any; sets a cookie."""
-    state = state_of(request)
+    logins = clusters_of(request).logins
     given = await read_body(request, LoginRequest, largest=_LARGEST)
     try:
-        token = await state.logins.log_in(given.password, address_of(request), given.user)
+        token = await logins.log_in(given.password, address_of(request), given.user)
     except UsersUnusable as error:
         # Users that are not logged in must not learn the path of the file.
         log.warning("nobody can log in: %s", error)
         raise UsersUnusable(None, "the console's log says why") from error
-    response = answer(me_content(state, state.logins.session(token)))
+    response = answer(me_content(request, logins.session(token)))
     set_session(request, response, token)
     return response
 
@@ -104,7 +118,7 @@ def set_session(request: Request, response: Response, token: str) -> None:
     response.set_cookie(
         _cookie(request),
         token,
-        max_age=int(state_of(request).settings.session),
+        max_age=int(clusters_of(request).settings.session),
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
@@ -114,7 +128,7 @@ def set_session(request: Request, response: Response, token: str) -> None:
 
 async def log_out(request: Request) -> Response:
     """End the session."""
-    state_of(request).logins.log_out(session_token(request))
+    clusters_of(request).logins.log_out(session_token(request))
     response = Response(status_code=204)
     response.delete_cookie(_cookie(request), path="/")
     return response
@@ -152,7 +166,6 @@ async def begin_oidc(request: Request) -> Response:
 
 async def finish_oidc(request: Request) -> Response:
     """Begin the session of a user that the identity provider has authenticated."""
-    state = state_of(request)
     secret = request.cookies.get(f"{_cookie(request)}_oidc")
     provider = _provider(request)
     try:
@@ -160,11 +173,11 @@ async def finish_oidc(request: Request) -> Response:
     except ConsoleError as error:
         log.info("a login by the identity provider failed: %s", error)
         return _apology(error)
-    token = state.logins.begin(
+    token = clusters_of(request).logins.begin(
         found.name, found.role, address_of(request), via=urlsplit(provider.settings.issuer).hostname
     )
     # The strict cookie is not sent along a redirect that began at another site; this page is ours.
-    response = _small_page(
+    response = small_page(
         '<meta http-equiv="refresh" content="0;url=/">', "You are logged in.", 200
     )
     set_session(request, response, token)
@@ -172,7 +185,7 @@ async def finish_oidc(request: Request) -> Response:
 
 
 def _provider(request: Request) -> Provider:
-    provider = state_of(request).provider
+    provider = clusters_of(request).provider
     if provider is None:
         raise NotThere("this console knows no identity provider; start it with --oidc-issuer")
     return provider
@@ -183,10 +196,11 @@ def _callback(request: Request) -> str:
 
 
 def _apology(error: ConsoleError) -> Response:
-    return _small_page("", f"The login failed: {str(error).rstrip('.')}.", error.status)
+    return small_page("", f"The login failed: {str(error).rstrip('.')}.", error.status)
 
 
-def _small_page(head: str, text: str, status: int) -> Response:
+def small_page(head: str, text: str, status: int) -> Response:
+    """A page with one sentence."""
     return HTMLResponse(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -203,8 +217,8 @@ def _small_page(head: str, text: str, status: int) -> Response:
 async def access(request: Request) -> Response:
     """The users, their sessions, and what each role may do."""
     check_right(request, Right.ACCESS)
-    state, mine = state_of(request), session_of(request)
-    users = state.logins.users
+    logins, mine = clusters_of(request).logins, session_of(request)
+    users = logins.users
     return answer(
         {
             "users": None
@@ -212,7 +226,7 @@ async def access(request: Request) -> Response:
             else [{"name": name, "role": user.role} for name, user in users.all.items()],
             "sessions": [
                 pick(each, "id user role via address since", is_mine=each.id == mine.id)
-                for each in state.logins.sessions
+                for each in logins.sessions
             ],
             "roles": list(Role),
             "rules": [
@@ -226,11 +240,11 @@ async def access(request: Request) -> Response:
 async def end_session(request: Request) -> Response:
     """End a session; its pages show the login."""
     check_right(request, Right.ACCESS)
-    state = state_of(request)
-    found = state.logins.end(request.path_params["id"])
+    clusters = clusters_of(request)
+    found = clusters.logins.end(request.path_params["id"])
     if found is None:
         raise NotThere("this session has ended already")
-    await state.audit.note(
+    await clusters.note(
         actor_of(request), f"end a session of {found.user}", f"the one from {found.address} ended"
     )
     return Response(status_code=204)
@@ -294,10 +308,39 @@ async def remove_user(request: Request) -> Response:
 
 def _users(request: Request) -> Users:
     check_right(request, Right.ACCESS)
-    users = state_of(request).logins.users
+    users = clusters_of(request).logins.users
     if users is None:
         raise NotThere("this console has no file of users; start it with --users FILE")
     return users
+
+
+class PasswordChange(msgspec.Struct, forbid_unknown_fields=True):
+    """Another password of the user who asks."""
+
+    current: str
+    password: str
+
+
+async def change_password(request: Request) -> Response:
+    """Give oneself another password; other sessions of the user end."""
+    clusters, session = clusters_of(request), session_of(request)
+    logins, name = clusters.logins, session.user
+    if logins.users is None or session.entry is None or name is None:
+        raise NotThere("only users of the console's file have a password to change here")
+    wanted = await read_body(request, PasswordChange, largest=_LARGEST)
+    # Counted as a login: whoever finds an open page must not guess the password.
+    token = await logins.log_in(wanted.current, address_of(request), name)
+    logins.log_out(token)
+    done = command(Action.SET_PASSWORD, name, users=logins.users.file)
+    users = logins.users
+    await asyncio.to_thread(lambda: users.change(name, password=wanted.password))
+    await clusters.note(actor_of(request), done, "has another password")
+    if (entry := users.all.get(name)) is None:
+        raise NotLoggedIn
+    begun = logins.begin(name, entry.role, address_of(request), entry=entry)
+    response = answer(me_content(request, logins.session(begun)))
+    set_session(request, response, begun)
+    return response
 
 
 def _check_not_last(users: Users, name: str, role: Role | None) -> None:
@@ -312,7 +355,7 @@ async def _changed(
     # Before the change, which may end the session of the request.
     who = actor_of(request)
     await asyncio.to_thread(change)
-    await state_of(request).audit.note(who, done, outcome)
+    await clusters_of(request).note(who, done, outcome)
     content: dict[str, Any] = {"command": done, "outcome": outcome}
     return answer(content)
 
@@ -324,6 +367,7 @@ routes = [
     Route("/me", me),
     Route("/login", log_in, methods=["POST"]),
     Route("/logout", log_out, methods=["POST"]),
+    Route("/password", change_password, methods=["POST"]),
     Route("/access", access),
     Route("/access/sessions/{id}", end_session, methods=["DELETE"]),
     Route("/access/users", add_user, methods=["POST"]),

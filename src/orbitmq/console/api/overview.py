@@ -23,7 +23,7 @@ from orbitmq.console.http import (
 )
 from orbitmq.console.pipelines import Pipeline
 from orbitmq.console.settings import BadInput
-from orbitmq.console.state import ConsoleState, session_check, state_of
+from orbitmq.console.state import Clusters, ConsoleState, clusters_of, session_check, state_of
 from orbitmq.errors import NotSupported, OrbitError
 from orbitmq.names import is_retry_topic, is_system_topic
 
@@ -156,6 +156,31 @@ def shown_name_server(status: NameServerStatus) -> dict[str, object]:
 async def now(request: Request) -> Response:
     """What is wrong and where, and the numbers of the cluster, as the first view shows them."""
     return answer(known_now(state_of(request)))
+
+
+def clusters_content(clusters: Clusters) -> dict[str, object]:
+    """Every cluster as its last look found it; asks none of them."""
+    return {"clusters": [_shown_cluster(each) for each in clusters.all.values()]}
+
+
+def _shown_cluster(state: ConsoleState) -> dict[str, object]:
+    known = known_now(state)
+    problem, brokers, worst = known["problem"], known.get("brokers"), known.get("cards")
+    names = "at in_rate out_rate lag oldest open_letters open_last_hour card_count topics groups"
+    return {
+        "name": state.settings.name,
+        "state": "unreachable" if problem else "up" if known["at"] else "starting",
+        "problem": problem,
+        "name_servers": state.settings.client.name_servers,
+        "brokers": len(brokers) if isinstance(brokers, list) else None,
+        "brokers_up": sum(each["is_up"] for each in brokers) if isinstance(brokers, list) else None,
+        "worst": worst[0].weight if isinstance(worst, list | tuple) and worst else None,
+    } | {name: known.get(name) for name in names.split()}
+
+
+async def clusters(request: Request) -> Response:
+    """All clusters; `/clusters/NAME` before an address leads into one of several."""
+    return answer(clusters_content(clusters_of(request)))
 
 
 async def faults(request: Request) -> Response:
@@ -305,6 +330,7 @@ async def _producers(state: ConsoleState) -> list[dict[str, object]] | None:
 
 routes = [
     Route("/now", now),
+    Route("/clusters", clusters),
     Route("/faults", faults),
     Route("/audit", audit),
     Route("/charts", charts),

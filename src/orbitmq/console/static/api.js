@@ -9,6 +9,14 @@ export class Problem extends Error {
   }
 }
 
+/** What stands before the addresses of the cluster that the page shows, where the console has several. */
+export const base = /^\/clusters\/[^/]+/.exec(location.pathname)?.[0] ?? "";
+
+/** An address of the console in the cluster of the page. */
+export function here(href) {
+  return !base || !href.startsWith("/") || /^\/(clusters|api|static|login)(\/|$)/.test(href) ? href : base + (href === "/" ? "" : href.startsWith("/?") ? href.slice(1) : href);
+}
+
 export const me = { write: false, rights: [], needs: {}, csrf: "", login: false };
 
 /** Whether this session has a right, which `roles.py` lists. */
@@ -44,7 +52,7 @@ export function url(path, query) {
     for (const each of Array.isArray(value) ? value : [value]) params.append(name, each);
   }
   const text = params.toString();
-  return `/api/v1${path}${text ? "?" + text : ""}`;
+  return `${base}/api/v1${path}${text ? "?" + text : ""}`;
 }
 
 async function call(method, path, query, content, signal) {

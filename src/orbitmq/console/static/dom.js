@@ -2,6 +2,8 @@
 // never run. `morph` changes what is there into what should be there, so that a refresh keeps the
 // focus, the selection and the place on the page.
 
+import { here } from "./api.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export function h(tag, props, ...children) {
@@ -19,7 +21,7 @@ function fill(element, props, children) {
     else if (name === "style") for (const [key, each] of Object.entries(value)) element.style.setProperty(key, each);
     else if (name === "value") element.value = value;
     else if (name === "checked") element.checked = value;
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : name === "href" ? here(String(value)) : String(value));
   }
   add(element, children);
   return element;

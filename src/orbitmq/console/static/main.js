@@ -1,9 +1,9 @@
 // The frame around the views: which view an address means, the list on the left, what is new.
 
-import { get, may, me, post } from "./api.js";
-import { h, morphChildren } from "./dom.js";
+import { base, get, here, may, me, post, url } from "./api.js";
+import { h, link, morphChildren, path } from "./dom.js";
 import * as f from "./format.js";
-import { ILL, problem, readOnlyDialog, toast } from "./parts.js";
+import { ILL, head, problem, readOnlyDialog, toast } from "./parts.js";
 import { login } from "./views/login.js";
 import { now } from "./views/now.js";
 import { topics } from "./views/topics.js";
@@ -21,7 +21,8 @@ import { pipeline, pipelines } from "./views/pipelines.js";
 import { brokers } from "./views/brokers.js";
 import { alerts } from "./views/alerts.js";
 import { audit } from "./views/audit.js";
-import { access } from "./views/access.js";
+import { access, passwordDialog } from "./views/access.js";
+import { clusters, stateOf, toneOf } from "./views/clusters.js";
 import { LANGUAGES, language, speak, t } from "./words.js";
 
 const VIEWS = [
@@ -29,7 +30,7 @@ const VIEWS = [
   ["/messages", messages], ["/dead-letters", deadLetterGroups], ["/dead-letters/:group", deadLetters],
   ["/progress", progress], ["/consumers", consumers], ["/consumers/:group", consumerGroup], ["/consumers/:group/:client", consumer],
   ["/charts", charts], ["/send", send], ["/topology", topology], ["/pipelines", pipelines], ["/pipelines/:name", pipeline],
-  ["/brokers", brokers], ["/alerts", alerts], ["/audit", audit], ["/access", access],
+  ["/brokers", brokers], ["/alerts", alerts], ["/audit", audit], ["/access", access], ["/clusters", clusters],
 ];
 
 const PLACES = [
@@ -46,18 +47,26 @@ const counts = new Map();
 let current = null;
 let turn = 0;
 let source = null;
+let timer = null;
+let choice = null;
 
 Object.assign(me, boot.me);
 theme(localStorage.getItem("theme"));
 if (me.login) showLogin();
 else begin(boot.now);
 
+/** Whether the page is about all clusters of several, and so in none of them. */
+function isList() {
+  return Boolean(me.clusters && !base);
+}
+
 function showLogin() {
   source?.close();
+  clearInterval(timer);
   shell.replaceChildren(login(async (answer) => {
     Object.assign(me, answer);
     counts.clear();
-    begin(await get("/now"));
+    begin(await get(isList() ? "/clusters" : "/now"));
   }));
 }
 
@@ -72,7 +81,12 @@ function begin(first) {
   shell.replaceChildren(side(), main);
   tell(first);
   open(first);
-  listen();
+  clearInterval(timer);
+  // Nothing is to be heard of a cluster that does not answer.
+  if (isList()) timer = setInterval(refresh, Math.max(1, me.every) * 1000);
+  else listen();
+  if (isList()) tellClusters(first);
+  else if (me.clusters) get("/clusters").then(tellClusters, lost);
 }
 
 // The list on the left.
@@ -85,21 +99,55 @@ function side() {
     menu.setAttribute("aria-expanded", String(isOpen));
   };
   bar.append(
-    h("div", { class: "bar-top" }, h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), "OrbitMQ"), menu),
-    h("nav", { id: "places", "aria-label": t("Views") }, h("ul", null, PLACES.filter((place) => !place?.[2] || may(place[2])).map((place) => {
+    h("div", { class: "bar-top" }, h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), "OrbitMQ"), me.clusters && switcher(), menu),
+    h("nav", { id: "places", "aria-label": t("Views") }, h("ul", null, places().map((place) => {
       if (!place) return h("li", { class: "gap", "aria-hidden": "true" });
       const count = h("span", { class: "count", hidden: true });
       counts.set(place[0], count);
-      return h("li", null, h("a", { href: place[0] }, place[1], count));
+      return h("li", null, h("a", { href: place[0], "data-place": place[0] }, place[1], count));
     }))),
     h("div", { class: "foot" },
-      h("span", null, (me.name_servers ?? []).join(", ")),
+      !isList() && h("span", null, (me.name_servers ?? []).join(", ")),
       me.user && h("span", { class: "who" }, `${me.user} · ${me.role}`),
+      me.can_change_password && h("button", { type: "button", class: "quiet", onclick: passwordDialog }, t("Change password")),
       me.write ? h("span", null, may("send") ? t("May change things · {}", me.version ?? "") : t("Read-only · {}", me.version ?? "")) : h("button", { type: "button", class: "quiet", onclick: () => readOnlyDialog("topics", t("Changes")) }, t("Read-only · {}", me.version ?? "")),
       h("button", { type: "button", class: "quiet", onclick: nextTheme }, t("Light or dark")),
       languages(),
       me.can_log_out && h("button", { type: "button", class: "quiet", onclick: logOut }, t("Log out"))));
   return bar;
+}
+
+function places() {
+  if (isList()) return [["/clusters", t("Clusters")], null, ...me.clusters.map((name) => [path("clusters", name), name])];
+  const shown = PLACES.filter((place) => !place?.[2] || may(place[2]));
+  return me.clusters ? [["/clusters", t("Clusters")], null, ...shown] : shown;
+}
+
+/** Leads to the same view of another cluster. */
+function switcher() {
+  choice = h("select", { class: "switcher", "aria-label": t("Cluster") });
+  choice.onchange = () => {
+    // A member is of one cluster; whatever else the view is about may be in both.
+    const view = isList() ? "" : within().replace(/^(\/consumers\/[^/]+)\/.*/, "$1").replace(/^\/$/, "") + location.search;
+    location.assign(choice.value ? choice.value + view : "/clusters");
+  };
+  tellClusters({ clusters: me.clusters.map((name) => ({ name })) });
+  return choice;
+}
+
+/** The states of all clusters, in the switcher and beside the list of them. */
+function tellClusters({ clusters: found }) {
+  const label = (each) => (each.state && each.state !== "up" ? `${each.name} · ${stateOf(each)}` : each.name);
+  morphChildren(choice, [...found.map((each) => h("option", { value: path("clusters", each.name) }, label(each))), h("option", { value: "" }, t("All clusters"))]);
+  choice.value = me.cluster && base ? path("clusters", me.cluster) : "";
+  const tones = found.map(toneOf).filter(Boolean);
+  mark("/clusters", tones.length, tones.includes("bad") ? "bad" : "warn");
+  for (const each of found) mark(path("clusters", each.name), each.state === "unreachable" ? "!" : each.card_count, toneOf(each));
+}
+
+/** The address of the view, without the cluster's part. */
+function within() {
+  return location.pathname.slice(base.length) || "/";
 }
 
 function languages() {
@@ -139,7 +187,7 @@ function mark(place, number, tone) {
   if (!node) return;
   node.hidden = !number;
   node.className = `count ${tone}`;
-  node.textContent = f.count(number);
+  node.textContent = number === "!" ? number : f.count(number);
 }
 
 // From an address to a view.
@@ -171,10 +219,11 @@ async function open(known) {
   current?.leave?.();
   current = null;
   dispatchEvent(new Event("console:leave"));
-  const [make, params] = meant(location.pathname.replace(/(.)\/$/, "$1"));
+  const at = within();
+  const [make, params] = meant(at.replace(/(.)\/$/, "$1"));
   for (const each of document.querySelectorAll("#places a")) {
-    const place = each.getAttribute("href");
-    const isHere = place === "/" ? location.pathname === "/" : location.pathname === place || location.pathname.startsWith(place + "/");
+    const place = each.dataset.place;
+    const isHere = place === "/" ? at === "/" : at === place || at.startsWith(place + "/");
     if (isHere) each.setAttribute("aria-current", "page");
     else each.removeAttribute("aria-current");
   }
@@ -183,11 +232,12 @@ async function open(known) {
   try {
     view = await make({ params, query: new URLSearchParams(location.search), known, go, remember });
   } catch (error) {
-    view = { title: t("Trouble"), draw: () => [h("h1", null, t("That did not work")), problem(error)] };
+    const list = PLACES.find((place) => place && place[0] !== "/" && at.startsWith(place[0] + "/"));
+    view = { title: t("Trouble"), draw: () => [head(t("That did not work"), { crumb: list && link(list[0], list[1]) }), problem(error)] };
   }
   if (mine !== turn) { view.leave?.(); return; }
   current = view;
-  document.title = `${view.title} · OrbitMQ`;
+  document.title = [view.title, base && me.cluster, "OrbitMQ"].filter(Boolean).join(" · ");
   main.replaceChildren(...flat(view.draw()));
   await view.shown?.();
   main.dataset.view = view.title;
@@ -207,7 +257,7 @@ function redraw() {
 }
 
 function go(href) {
-  history.pushState(null, "", href);
+  history.pushState(null, "", href.startsWith(base) ? href : here(href));
   scrollTo(0, 0);
   open();
   main.focus({ preventScroll: true });
@@ -225,7 +275,9 @@ document.addEventListener("click", (event) => {
   const anchor = event.target.closest("a[href]");
   const href = anchor?.getAttribute("href");
   if (!href || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
-  if (!href.startsWith("/") || href.startsWith("/api/") || anchor.hasAttribute("download") || anchor.rel === "external") return;
+  if (!href.startsWith("/") || href.startsWith(`${base}/api/`) || anchor.hasAttribute("download") || anchor.rel === "external") return;
+  // Another cluster, or all of them: a page of its own.
+  if (me.clusters && !(base && (href === base || href.startsWith(base + "/") || href.startsWith(base + "?")))) return;
   event.preventDefault();
   go(href);
 });
@@ -239,8 +291,9 @@ async function refresh() {
   if (isAsking || document.hidden) return;
   isAsking = true;
   try {
-    const content = await get("/now");
+    const [content, all] = await Promise.all([get(isList() ? "/clusters" : "/now"), me.clusters && base ? get("/clusters") : null]);
     tell(content);
+    if (me.clusters) tellClusters(all ?? content);
     const mine = turn;
     await current?.refresh?.(content);
     if (mine === turn) redraw();
@@ -260,7 +313,7 @@ function lost(error) {
 
 function listen() {
   source?.close();
-  source = new EventSource("/api/v1/events");
+  source = new EventSource(url("/events"));
   source.onopen = () => { lastTrouble = ""; document.documentElement.dataset.live = "yes"; };
   source.onerror = () => {
     delete document.documentElement.dataset.live;

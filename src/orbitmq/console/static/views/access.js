@@ -103,6 +103,19 @@ function changeDialog(user, roles, look) {
   }, look);
 }
 
+/** Another password for the user of this page. */
+export function passwordDialog() {
+  const current = h("input", { type: "password", autocomplete: "current-password", required: true });
+  const password = newPassword(true);
+  asking(t("Change password"), [
+    h("p", { class: "muted" }, t("Your other sessions end.")),
+    h("div", { class: "form" }, field(t("Present password"), current), field(t("Password, 8 characters or more"), password)),
+  ], t("Change"), async () => {
+    Object.assign(me, await post("/password", { current: current.value, password: password.value }));
+    return { outcome: t("Your password was changed") };
+  }, async () => {});
+}
+
 function removeDialog(user, look) {
   asking(t("Remove {}", user.name), h("p", null, t("The sessions of the user end at once.")), t("Remove"), async () => {
     const answer = await remove(path("access", "users", user.name));

@@ -1,7 +1,7 @@
 import { get } from "../api.js";
 import { h, link, path } from "../dom.js";
 import * as f from "../format.js";
-import { ILL, UP, card, drains, failedShare, faultCard, groupLink, pace, problem, table, tile, topicLink, writing } from "../parts.js";
+import { ILL, UP, card, drains, failedShare, faultCard, groupLink, head, pace, problem, table, tile, topicLink, writing } from "../parts.js";
 import { silenceDialog } from "./alerts.js";
 import { spark } from "../charts.js";
 import { t, told } from "../words.js";
@@ -12,7 +12,7 @@ export async function now({ known }) {
   return {
     title: t("Now"),
     wantsPipelines: true,
-    draw: () => (content.at ? drawn(content) : [h("h1", null, t("Looking at the cluster")), content.problem ? problem({ message: content.problem }) : h("p", { class: "muted" }, t("The first look takes a moment."))]),
+    draw: () => (content.at ? drawn(content) : content.problem ? [head(verdict(content)), problem({ message: content.problem })] : head(t("Looking at the cluster"), { sub: t("The first look takes a moment.") })),
     refresh: async (fresh) => { content = fresh ?? await get("/now"); },
   };
 }

@@ -1,4 +1,4 @@
-import { get, may, remove } from "../api.js";
+import { base, get, may, remove } from "../api.js";
 import { h, keep, link, path } from "../dom.js";
 import * as f from "../format.js";
 import { ILL, UP, act, card, command, dialog, failedShare, faults, groupLink, head, pace, readOnlyNote, table, tile, topicLink, writing } from "../parts.js";
@@ -26,7 +26,7 @@ export async function pipelines() {
         [t("Reported"), (row) => f.when(row.reported_at), "n opt"],
       ], content.pipelines, { label: t("Spark pipelines") })) : h("section", { class: "card" }, h("div", { class: "body stack" },
         h("p", null, t("No pipeline has reported yet. One does so when it knows where the console is:")),
-        command(`ORBITMQ_CONSOLE=${location.origin} orbitmq pipeline run FILE`))),
+        command(`ORBITMQ_CONSOLE=${location.origin}${base} orbitmq pipeline run FILE`))),
     ],
     refresh: async () => { content = await load(); },
   };
@@ -35,7 +35,7 @@ export async function pipelines() {
 /** One pipeline. */
 export async function pipeline({ params, go }) {
   const names = [t("rows"), "lag", "failed"].map((each) => `pipeline/${params.name}/${each}`);
-  const load = () => Promise.all([get(path("pipelines", params.name), { console: location.origin }), get("/charts", { series: names, minutes: 60 })]);
+  const load = () => Promise.all([get(path("pipelines", params.name), { console: location.origin + base }), get("/charts", { series: names, minutes: 60 })]);
   let [content, curves] = await load();
   let asked = null;
   let isForgotten = false;
