@@ -45,6 +45,8 @@ def _create(**names: Any) -> None:
         (_create, "partitions", "queues"),
         (lambda **names: Message("orders", b"x", **names), "headers", "properties"),
         (SendSettings, "retires", "retries"),
+        (lambda **names: Producer("svc", **names), "value_serializer", "serializer"),
+        (lambda **names: Producer("svc", **names), "nam", "name_server"),
         (ClientSettings, "name_server", "name_servers"),
     ],
 )
@@ -70,6 +72,11 @@ async def test_the_error_names_the_method_that_was_called(method, body):
         async with AsyncProducer("svc", name_server=cluster.name_server) as asynchronous:
             with pytest.raises(TypeError, match=f"^Async{expected}"):
                 await getattr(asynchronous, method)(*given, **wrong)
+
+
+def test_a_setting_of_other_clients_that_is_not_needed_is_explained():
+    with pytest.raises(TypeError, match="no argument 'acks': a send returns when the broker has"):
+        Producer("svc", acks="all")  # type: ignore[call-arg]
 
 
 def test_a_name_like_no_other_is_answered_with_all_names():

@@ -21,17 +21,26 @@ C = TypeVar("C", bound=type)
 
 #: Names that other clients use, and ours: the first one that the function takes is meant.
 _MEANT: Final[dict[str, tuple[str, ...]]] = {
+    "acks": ("wait_stored",),
     "auto_offset_reset": ("consume_from",),
+    "bootstrap_server": ("name_server", "name_servers"),
     "bootstrap_servers": ("name_server", "name_servers"),
+    "broker": ("name_server", "name_servers"),
+    "broker_list": ("name_server", "name_servers"),
     "brokers": ("name_server", "name_servers"),
+    "compression_type": ("compression", "sending"),
     "concurrency": ("workers",),
     "consumer_group": ("group",),
+    "consumer_property": ("property",),
     "data": ("body",),
     "filter": ("tags",),
+    "from_beginning": ("from",),
     "group_id": ("group",),
     "header": ("properties",),
     "headers": ("properties",),
     "host": ("name_server", "name_servers"),
+    "linger_ms": ("linger", "sending"),
+    "max_messages": ("limit",),
     "key": ("keys", "ordering_key"),
     "max_poll_records": ("max_messages",),
     "name_servers": ("name_server",),
@@ -46,7 +55,8 @@ _MEANT: Final[dict[str, tuple[str, ...]]] = {
     "partitions": ("queues",),
     "payload": ("body",),
     "producer_group": ("group",),
-    "retries": ("max_retries",),
+    "reset_offsets": ("to",),
+    "retries": ("max_retries", "sending"),
     "server": ("name_server", "name_servers"),
     "servers": ("name_server", "name_servers"),
     "start": ("consume_from",),
@@ -55,9 +65,17 @@ _MEANT: Final[dict[str, tuple[str, ...]]] = {
     "threads": ("workers",),
     "timeout_ms": ("timeout",),
     "value": ("body",),
+    "value_deserializer": ("serializer",),
+    "value_serializer": ("serializer",),
 }
 
 
+#: What other clients have to be told, and ours do always.
+_NEEDLESS: Final = {
+    "acks": "a send returns when the broker has stored the message; send_one_way does not wait",
+    "enable_auto_commit": "a message is committed when its handler has returned",
+    "enable_idempotence": "a send that is tried again keeps its id, by which copies are known",
+}
 #: Deprecated names, which no hint mentions.
 _FORMER: Final = frozenset({"allocation", "rebalancing", "key", "sharding_key"})
 _unpacked = re.compile(r"Unpack\[(\w+)\]").fullmatch
@@ -77,11 +95,23 @@ def check_known(given: Iterable[str], allowed: Sequence[str], called: str | None
 
 
 def _hint(name: str, allowed: Sequence[str]) -> str:
-    for close in difflib.get_close_matches(name.lower(), [*allowed, *_MEANT], n=3):
-        for meant in (close, *_MEANT.get(close, ())):
-            if meant in allowed:
-                return f"; did you mean {meant!r}?"
+    if found := meant(name, allowed):
+        return f"; did you mean {found!r}?"
+    if name in _NEEDLESS:
+        return f": {_NEEDLESS[name]}"
     return f"; it takes {', '.join(allowed)}"
+
+
+def meant(name: str, allowed: Collection[str]) -> str | None:
+    """The allowed name that was meant by a beginning, by a similar or by another tool's name."""
+    given = name.lower()
+    if len(begun := [each for each in allowed if each.startswith(given)]) == 1:
+        return begun[0]
+    for close in difflib.get_close_matches(given, [*allowed, *_MEANT], n=3):
+        for found in (close, *_MEANT.get(close, ())):
+            if found in allowed:
+                return found
+    return begun[0] if begun else None
 
 
 def explained(*, besides: Collection[str] = ()) -> Callable[[C], C]:

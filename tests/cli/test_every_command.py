@@ -176,7 +176,9 @@ def test_without_a_name_server_a_command_fails_with_one_sentence(nursery, name):
 
     sentence = nowhere.refusal(*Shop(facts).words(name, words), code=1)
 
-    assert sentence.startswith("nothing listens at 127.0.0.1:1; start a cluster with: orbitmq up")
+    assert sentence.startswith(
+        "nothing listens at 127.0.0.1:1; start a cluster with: orbitmq up --n"
+    )
 
 
 @pytest.mark.parametrize("name", SERVED)

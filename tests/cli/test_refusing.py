@@ -157,6 +157,18 @@ REFUSED = {
         ("console -n 1", "--name-server (-n) takes an address"),
         ("console --every 0", "--every must be a number above 0, got 0.0"),
         ("broker -n 1", "broker.name_servers: a number alone is no address"),
+        ("produce orders x --tag 'a || b'", "a message has one tag"),
+        (
+            "topic list --nam x",
+            "no option '--nam' of orbitmq topic list; did you mean --name-server?",
+        ),
+        ("topic create t --partitions 3", "did you mean --queues?"),
+        ("topic list --bootstrap-server x", "did you mean --name-server?"),
+        (
+            "consume --topic orders",
+            "no option '--topic' of orbitmq consume; write: orbitmq consume T",
+        ),
+        ("topic list --xyzzy", "see: orbitmq topic list --help"),
         ("top --interval 0", "--interval must be above 0"),
         ("top --interval often", "--interval must be a duration"),
         ("bench produce t --rate 0", "--rate must be a number above 0"),

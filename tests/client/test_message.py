@@ -81,6 +81,7 @@ def test_each_kind_of_delay_has_its_property(fields, expected):
         ({"tags": " "}, "message.tags"),
         ({"tags": "a\x01b"}, "message.tags"),
         ({"tags": 5}, "message.tags"),
+        ({"tags": "paid || sent"}, "a message has one tag"),
         ({"tags": "\ud800"}, "message.tags"),
         ({"keys": ["a b"]}, "message.keys"),
         ({"keys": [""]}, "message.keys"),

@@ -14,6 +14,7 @@ QUEUE = Queue("orders", "broker-a", 0)
 MAPS = {"counts", "forms", "lag", "named", "properties", "series", "topics", "unread_by_queue"}
 ADDRESSES = (
     "/me",
+    "/clusters",
     "/now",
     "/faults",
     "/audit",

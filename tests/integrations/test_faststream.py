@@ -24,9 +24,7 @@ from orbitmq.integrations.faststream import (
     RocketMQRouter,
     TestRocketMQBroker,
 )
-
-# FastStream also looks annotations up in the frames of its callers, and xdist has a Producer there.
-from orbitmq.integrations.faststream.annotations import Producer as OrbitProducer
+from orbitmq.integrations.faststream.annotations import RocketMQProducer
 
 pytestmark = pytest.mark.feature("W2")
 
@@ -70,7 +68,7 @@ async def test_a_model_arrives_and_what_is_returned_is_published(make, topic):
 
     @broker.subscriber(topic)
     @broker.publisher(f"{topic}-paid", tag="paid")
-    async def bill(order: Order, message: RocketMQMessage, producer: OrbitProducer) -> Order:
+    async def bill(order: Order, message: RocketMQMessage, producer: RocketMQProducer) -> Order:
         assert message.raw_message.keys == ("o-1",)
         assert producer.statistics().failed == 0
         return Order(id=order.id, cents=order.cents * 2)

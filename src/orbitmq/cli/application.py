@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from orbitmq import __version__
+from orbitmq.arguments import meant
 from orbitmq.cli.main import CommandError, Misused
 from orbitmq.errors import install_command
 
@@ -120,7 +121,33 @@ class Command(TyperCommand):
     former: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        return super().parse_args(ctx, list(_present(args, self.former)))
+        try:
+            return super().parse_args(ctx, list(_present(args, self.former)))
+        except Exception as error:
+            # Typer has its own class of it or click's, by its version.
+            if (option := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
+                raise Misused(self._unknown(ctx, option)) from error
+            raise
+
+    def _unknown(self, ctx: Any, option: str) -> str:
+        """There is no such option, but the one that was meant."""
+        known = {
+            flag.removeprefix("--").replace("-", "_"): flag
+            for each in self.get_params(ctx)
+            if not getattr(each, "hidden", False)
+            for flag in (*each.opts, *each.secondary_opts)
+            if flag.startswith("--")
+        }
+        said = f"there is no option {option!r} of {ctx.command_path}"
+        given = option.lstrip("-").replace("-", "_")
+        places = {each.name for each in self.get_params(ctx) if each.param_type_name == "argument"}
+        if given not in known and meant(given, places):
+            usage = " ".join(each for each in self.collect_usage_pieces(ctx) if each != "[OPTIONS]")
+            return f"{said}; write: {ctx.command_path} {usage}"
+        found = meant(given, known)
+        if found is None:
+            return f"{said}; see: {ctx.command_path} --help"
+        return f"{said}; did you mean {known[found]}?"
 
     def invoke(self, ctx: Any) -> Any:
         given = ctx.params

@@ -17,7 +17,6 @@ from orbitmq.cli.command import Connections, check_positive
 from orbitmq.cli.main import CommandError, Misused, PortTaken, SettingRefused
 from orbitmq.cli.servers import Listening, Service, announcing, serve
 from orbitmq.cli.settings import set_up_logging
-from orbitmq.cli.users import USERS_VARIABLE
 from orbitmq.console.app import Console
 from orbitmq.console.roles import Role
 from orbitmq.console.settings import (
@@ -73,15 +72,7 @@ def console(
             help=f"The password of the login; needed beyond loopback. [env: {PASSWORD_VARIABLE}]",
         ),
     ] = None,
-    users: Annotated[
-        Path | None,
-        typer.Option(
-            "--users",
-            metavar="FILE",
-            envvar=USERS_VARIABLE,
-            help="The file of users with roles, which `orbitmq user` makes; instead of a password.",
-        ),
-    ] = None,
+    users: options.Users = None,
     oidc_issuer: Annotated[
         str | None,
         typer.Option(
@@ -182,23 +173,8 @@ def console(
     every: Annotated[
         float, typer.Option("--every", help="Seconds between two looks at the cluster.")
     ] = 5.0,
-    mask: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mask",
-            metavar="FIELD",
-            help="A field of bodies that is shown as ***, like card or customer.email; with "
-            "several clusters also CONTEXT:FIELD; may be repeated.",
-        ),
-    ] = None,
-    alerts: Annotated[
-        Path | None,
-        typer.Option(
-            "--alerts",
-            metavar="FILE",
-            help="Webhooks that are told what the console finds, as TOML.",
-        ),
-    ] = None,
+    mask: options.Mask = None,
+    alerts: options.AlertsFile = None,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="PEM, for HTTPS.")
     ] = None,
@@ -210,7 +186,7 @@ def console(
     configuration = flags.configuration({})
     check_positive(every, "--every")
     clients = connection.clients()
-    settings = _settings(
+    settings = console_settings(
         client=next(iter(clients.values())),
         clusters={} if "" in clients else clients,
         host=host or "127.0.0.1",
@@ -233,7 +209,7 @@ def console(
         history=history,
         every=every,
         masked=tuple(mask or ()),
-        alerts=_alerts(alerts),
+        alerts=alerts_of(alerts),
         certificate=certificate,
         private_key=private_key,
     )
@@ -301,14 +277,16 @@ class ConsoleService(Service):
         return CommandError(await self._console.until_ended())
 
 
-def _settings(**fields: object) -> ConsoleSettings:
+def console_settings(**fields: object) -> ConsoleSettings:
+    """Raises `SettingRefused`."""
     try:
         return ConsoleSettings(**fields)  # type: ignore[arg-type]  # checked by the class
     except SettingError as error:
         raise SettingRefused(str(error)) from error
 
 
-def _alerts(file: Path | None) -> AlertSettings:
+def alerts_of(file: Path | None) -> AlertSettings:
+    """The content of a file of webhooks. Raises `SettingRefused`."""
     if file is None:
         return AlertSettings()
     try:

@@ -70,8 +70,10 @@ def _sentence(error: OrbitError) -> str:
             f"nothing listens at {addresses}, where context {context!r} is; start that cluster, or "
             "choose another with: orbitmq context use NAME"
         )
+    port = error.tried[0][0].port
+    there = "" if len(error.tried) > 1 or port == 9876 else f" --namesrv-port {port}"
     return (
-        f"nothing listens at {addresses}; start a cluster with: orbitmq up, or give its "
+        f"nothing listens at {addresses}; start a cluster with: orbitmq up{there}, or give its "
         "address with --name-server"
     )
 

@@ -26,6 +26,7 @@ from orbitmq.cli.application import plain_command, section
 from orbitmq.cli.main import (
     CommandError,
     Exposed,
+    Misused,
     NotStopped,
     PortTaken,
     ProcessEnded,
@@ -33,6 +34,7 @@ from orbitmq.cli.main import (
 )
 from orbitmq.cli.settings import (
     FILE_VARIABLE,
+    USERS_VARIABLE,
     Configuration,
     LogLevel,
     Loop,
@@ -133,10 +135,15 @@ def up(
             help="The console's port; 0: any free one.",
         ),
     ] = 8090,
+    users: options.Users = None,
+    mask: options.Mask = None,
+    alerts: options.AlertsFile = None,
     advertise: options.Advertise = None,
     stop_with_input: options.StopWithInput = False,
 ) -> None:
     """Start a name server and brokers, for development on one machine."""
+    if not console and (mask or alerts or (users and USERS_VARIABLE not in os.environ)):
+        raise Misused("--users, --mask and --alerts are for the console: give --console as well")
     configuration = flags.configuration(
         {
             "--data": ("up.data", data),
@@ -160,6 +167,9 @@ def up(
             console_port,
             client_tls(configuration),
             history=configuration.up.data / "console.sqlite",
+            users=users,
+            masked=tuple(mask or ()),
+            alerts=alerts,
         )
     serve(
         service,
@@ -821,14 +831,17 @@ class WithConsole(Service):
         tls: ssl.SSLContext | None = None,
         *,
         history: Path | None = None,
+        users: Path | None = None,
+        masked: tuple[str, ...] = (),
+        alerts: Path | None = None,
     ) -> None:
         """Raises `CommandError` when the console's dependencies are missing.
 
         Checked here, before the start creates folders and opens stores. `history` is the file of
-        the console's history of seven days.
+        the console's history of seven days; `users` and `alerts` are files as well.
         """
         self._service = service
-        self._make = _maker(port, tls, history)
+        self._make = _maker(port, tls, alerts, history=history, users=users, masked=masked)
         self._console: ConsoleService | None = None
 
     async def start(self) -> None:
@@ -874,13 +887,16 @@ class WithConsole(Service):
 
 
 def _maker(
-    port: int, tls: ssl.SSLContext | None, history: Path | None
+    port: int, tls: ssl.SSLContext | None, alerts: Path | None, **fields: object
 ) -> Callable[[str], ConsoleService]:
     """Creates the console when the name server's address is known."""
     try:
         # Late: an extra, and slow to import.
-        from orbitmq.cli.console import ConsoleService  # noqa: PLC0415
-        from orbitmq.console.settings import ConsoleSettings  # noqa: PLC0415
+        from orbitmq.cli.console import (  # noqa: PLC0415
+            ConsoleService,
+            alerts_of,
+            console_settings,
+        )
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("orbitmq"):
             raise
@@ -888,9 +904,13 @@ def _maker(
             f"the console needs {error.name}, which is not there; {install_command('console')}"
         ) from error
 
+    fields |= {"port": port, "alerts": alerts_of(alerts)}
+    # What cannot work is refused now.
+    console_settings(client=ClientSettings(), **fields)
+
     def make(name_server: str) -> ConsoleService:
         client = ClientSettings(name_servers=(name_server,), tls=tls)
-        settings = ConsoleSettings(client=client, port=port, history=history)
+        settings = console_settings(client=client, **fields)
         # The cluster starts also if the console's history cannot be opened.
         return ConsoleService(settings, "--console-port", needs_history=False)
 

@@ -19,7 +19,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 
@@ -678,6 +678,37 @@ HttpPort: TypeAlias = Annotated[
         min=0,
         max=LAST_PORT,
         help="Serve metrics and health over HTTP on this port; 0: any free one. Off by default.",
+    ),
+]
+#: The file of the console's users.
+USERS_VARIABLE: Final = "ORBITMQ_CONSOLE_USERS"
+Users: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--users",
+        metavar="FILE",
+        envvar=USERS_VARIABLE,
+        help="The file of the console's users with roles, which `orbitmq user` makes.",
+        rich_help_panel="Console",
+    ),
+]
+Mask: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mask",
+        metavar="FIELD",
+        help="A field of bodies that the console shows as ***, like card or customer.email; may "
+        "be repeated.",
+        rich_help_panel="Console",
+    ),
+]
+AlertsFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--alerts",
+        metavar="FILE",
+        help="Webhooks that are told what the console finds, as TOML.",
+        rich_help_panel="Console",
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from orbitmq.cli.application import plain_command, section
 from orbitmq.cli.main import CommandError, Misused
 from orbitmq.cli.output import Columns, Printer
+from orbitmq.cli.settings import USERS_VARIABLE
 from orbitmq.console.roles import RULES, Role
 from orbitmq.console.settings import BadInput, ConsoleError
 from orbitmq.console.users import Users
@@ -24,8 +25,6 @@ from orbitmq.console.users import Users
 app = section("Manage who may log in to the console, and as what.")
 
 T = TypeVar("T")
-
-USERS_VARIABLE: Final = "ORBITMQ_CONSOLE_USERS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,7 @@ class Message:
         if not (type(body) is bytes and body) or json is not None:
             body = _body(body, json, serializer)
         _put_body(self, body)
-        _put_tags(self, None if tags is None else _text("tags", tags))
+        _put_tags(self, None if tags is None else _tag(tags))
         _put_keys(self, _keys(keys) if keys else ())
         _put_properties(self, _properties(properties) if properties else _NO_PROPERTIES)
         _put_flag(self, 0 if type(flag) is int and not flag else _whole("flag", flag, _INT32))
@@ -206,6 +206,16 @@ def _one_tag(tag: str, tags: str | None) -> str:
     if tags is not None:
         raise MessageRefused("tag", "is another name of tags; give one of them")
     return tag
+
+
+def _tag(tag: str) -> str:
+    if "||" in (text := _text("tags", tag)):
+        raise MessageRefused(
+            "tags",
+            f"is {tag!r}, but a message has one tag: || is for consumers that want one of several; "
+            "give one tag, and further ones as properties",
+        )
+    return text
 
 
 def _unpickle(values: dict[str, Any]) -> Message:

@@ -136,6 +136,7 @@ async def test_a_body_that_is_longer_than_a_frame_goes_alone_and_compressed():
         ({"body": [1]}, {}, MessageRefused, "body must be bytes or texts, its type is int64"),
         ({"body": [b"a"], "color": ["red"]}, {}, MessageRefused, "color is no column of messages"),
         ({"body": [b"a"], "tag": [" "]}, {}, MessageRefused, r"\[0\]\.tag must be a text"),
+        ({"body": [b"a"], "tags": ["a||b"]}, {}, MessageRefused, r"\[0\]\.tag .* has one tag"),
         ({"body": [b"a"], "tag": ["a"], "tags": ["a"]}, {}, MessageRefused, "another name of tag"),
         ({"body": [b"a"], "keys": ["a\x01b"]}, {}, MessageRefused, r"\[0\]\.keys must not contain"),
         ({"body": [bytes(2000)]}, {}, MessageRefused, r"body has 2000 bytes and may have 1000"),

@@ -351,6 +351,8 @@ def _texts(name: str, column: pa.Array, first: int) -> pa.StringArray:
     if name == "keys" and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         column = _each(name, column, first)
     texts = _cast(column, pa.string(), name, "texts")
+    if name in ("tag", "tags") and pc.any(pc.match_substring(texts, "||")).as_py():
+        return _each(name, texts, first)  # refuses it
     return texts if is_plain(texts) else _each(name, texts, first)
 
 

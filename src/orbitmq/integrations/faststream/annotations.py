@@ -16,12 +16,13 @@ __all__ = (
     "ContextRepo",
     "Logger",
     "NoCast",
-    "Producer",
     "RocketMQBroker",
     "RocketMQMessage",
+    "RocketMQProducer",
 )
 
 RocketMQMessage = Annotated[messages.RocketMQMessage, Context("message")]
 RocketMQBroker = Annotated[brokers.RocketMQBroker, Context("broker")]
-#: OrbitMQ's own producer, which the broker sends with.
-Producer = Annotated[AsyncProducer, Context("broker._connection.producer")]
+#: OrbitMQ's own producer, which the broker sends with. FastStream also looks for names in callers'
+#: frames, where `Producer` may be something else.
+RocketMQProducer = Annotated[AsyncProducer, Context("broker._connection.producer")]

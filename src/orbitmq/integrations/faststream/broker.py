@@ -113,7 +113,7 @@ def _driver_annotations() -> Mapping[Any, Any]:
     annotations = importlib.import_module("orbitmq.integrations.faststream.annotations")
 
     kinds = {
-        AsyncProducer: "Producer",
+        AsyncProducer: "RocketMQProducer",
         RocketMQBroker: "RocketMQBroker",
         RocketMQMessage: "RocketMQMessage",
     }
