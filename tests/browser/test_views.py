@@ -36,6 +36,7 @@ VIEWS = {
     "/brokers": "Name servers",
     "/alerts": "Nobody is told",
     "/audit": "What was changed",
+    "/clusters": "Needs a hand",
 }
 
 
