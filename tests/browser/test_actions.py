@@ -369,5 +369,8 @@ async def test_no_action_was_left_out(request, asked):
         )
     }
 
-    # A driver reports, not a page.
+    # A driver reports, not a page; test_roles.py manages users. Silences and tests of webhooks are
+    # asked for in tests/console only.
+    elsewhere = ("^/access/", "^/password", "^/silences", "^/alerts/")
+    left_out = {each for each in left_out if not each[1].startswith(elsewhere)}
     assert left_out == {("POST", "^/pipelines/(?P<name>.*)$")}

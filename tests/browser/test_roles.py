@@ -141,3 +141,23 @@ async def test_an_admin_manages_users_and_ends_a_session(browser, url, viewport)
         other.errors.clear()
         await enter(other.page, "olga")
         await expect(other.page.locator("main h1")).to_be_visible()
+
+
+async def test_a_user_changes_the_own_password_and_goes_on(browser, url):
+    another = "battery staple horse"
+    async with watched(browser, url) as screen:
+        await logged_in(screen, url, "rob", "/topics")
+        page = screen.page
+        await page.get_by_role("button", name="Change password").click()
+        form = page.get_by_role("dialog")
+        await form.get_by_label("Present password").fill(PASSWORD)
+        await form.get_by_label("Password, 8").fill(another)
+        await form.get_by_role("button", name="Change", exact=True).click()
+        await expect(page.locator("#toasts")).to_contain_text("Your password was changed")
+        await page.get_by_role("link", name="Groups", exact=True).click()
+        await expect(page.locator("h1")).to_have_text("Groups")
+
+        await page.get_by_role("button", name="Log out").click()
+        await enter(page, "rob", another)
+        await expect(page.locator("main h1")).to_be_visible()
+        screen.errors.clear()  # a request of the session that ended may have been on its way

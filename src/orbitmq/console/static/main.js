@@ -71,7 +71,7 @@ function showLogin() {
 }
 
 addEventListener("console:login", async () => {
-  if (me.login) return;
+  if (me.login || me.changing) return;
   Object.assign(me, { login: true, user: null, role: null, rights: [] });
   Object.assign(me, await get("/me").catch(() => ({})));
   if (me.login) showLogin();

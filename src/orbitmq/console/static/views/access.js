@@ -111,7 +111,11 @@ export function passwordDialog() {
     h("p", { class: "muted" }, t("Your other sessions end.")),
     h("div", { class: "form" }, field(t("Present password"), current), field(t("Password, 8 characters or more"), password)),
   ], t("Change"), async () => {
-    Object.assign(me, await post("/password", { current: current.value, password: password.value }));
+    // Until the answer is here, what is asked for meanwhile belongs to a session that has ended.
+    me.changing = true;
+    try {
+      Object.assign(me, await post("/password", { current: current.value, password: password.value }));
+    } finally { me.changing = false; }
     return { outcome: t("Your password was changed") };
   }, async () => {});
 }
