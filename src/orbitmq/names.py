@@ -56,6 +56,16 @@ SYSTEM_TOPICS: Final = (
 )
 #: A group that exists at every broker and that no consumer joins; used for reads by tools.
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+#: Groups of tools that exist at every broker; those of brokers have `SYSTEM_GROUP_PREFIX`.
+SYSTEM_GROUPS: Final = (
+    TOOLS_GROUP,
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
 
 LONGEST_TOPIC: Final = 127
 #: Retry and dead-letter topics contain a group's name, and sometimes a topic's, after the prefix.

@@ -62,16 +62,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: Groups that exist from the start. All may broadcast, which is also the default.
-PREDEFINED_GROUPS = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
-)
+PREDEFINED_GROUPS = (*names.SYSTEM_GROUPS, "CID_RMQ_SYS_TRANS")
 
 
 class GroupPage(NamedTuple):

@@ -40,6 +40,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, InvalidFilter
 from orbitmq.filter.tags import parse_tags
 from orbitmq.names import (
+    SYSTEM_GROUPS,
     check_group,
     dead_letter_topic,
     is_retry_topic,
@@ -69,19 +70,6 @@ from orbitmq.wire.headers import (
 from orbitmq.wire.javajson import decode_body, encode_body
 
 log = logging.getLogger(__name__)
-
-#: Groups of tools and of the brokers themselves.
-SYSTEM_GROUPS = frozenset(
-    {
-        "TOOLS_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_PULL",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_OWNER",
-    }
-)
 
 
 @explained()
