@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orbitmq import Queue
 from orbitmq.testing import EmbeddedCluster
 
 
@@ -14,8 +15,7 @@ def topic(cluster, cli, names):
     cluster.create_topic(name, queues=2)
     for broker in ("broker-a", "broker-b"):
         for queue in range(2):
-            words = ("produce", name, "1", "2", "3", "--queue", f"{broker}:{queue}")
-            cli.records(*words)
+            cluster.send(name, "1", "2", "3", queue=Queue(name, broker, queue))
     cli.record("group", "create", name)
     cli.record("group", "reset", name, name, "--to", "latest", "--yes")
     return name

@@ -87,7 +87,8 @@ def test_a_walk_without_a_limit_prints_each_message_when_it_is_found(cluster, cl
 
         monkeypatch.setitem(handlers, RequestCode.PULL_MESSAGE, pull)
 
-    with cli.start("message", "browse", "long", "--limit", "0", "--json") as browsing:
+    words = ("message", "browse", "long", "--limit", "0", "--json", "--request-timeout", "0.5")
+    with cli.start(*words) as browsing:
         browsing.wait()
 
     assert "did not answer" in browsing.errors
