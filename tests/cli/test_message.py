@@ -137,6 +137,8 @@ def test_the_id_that_sending_prints_is_found_without_its_topic_and_after_it(cli,
 def test_an_id_that_nobody_has_is_told_with_what_else_it_may_be(cli, sent):
     unknown = sent[0]["id"][:-4] + "FFFF"
 
-    assert "no topic has a message with this unique id" in cli.refusal("message", "get", unknown, code=1)
+    assert "no topic has a message with this unique id" in cli.refusal(
+        "message", "get", unknown, code=1
+    )
     twice = ("message", "track", "orders", unknown, "--topic", "orders")
     assert "ID --topic orders" in cli.refusal(*twice, code=2)
