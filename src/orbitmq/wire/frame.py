@@ -144,7 +144,7 @@ class FrameReader:
         return whole
 
     def _finish(self, data: bytes) -> tuple[Frame, int]:
-        """The incomplete frame with the beginning of `data`, and where the rest of `data` begins."""
+        """The incomplete frame with the beginning of `data`, and where the rest begins."""
         stop = self._needed - self._unfinished
         first = self._pieces[0]
         _, mark = _unpack_prefix(first)

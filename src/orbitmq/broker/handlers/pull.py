@@ -465,8 +465,8 @@ class PullChecks:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._topics, self._groups, self._consumers = parts.topics, parts.groups, parts.consumers
-        #: Results by group and topic, and the revisions that they are valid for; of pulls that bring
-        #: their subscription, while that is noted.
+        #: Results by group and topic, with the revisions for which they are valid. For pulls that
+        #: bring their subscription: while it is remembered.
         self._passed: dict[tuple[str, str], Passed] = {}
         self._posted: dict[tuple[str, str], tuple[Passed, _Noted]] = {}
         self._revisions = (-1, -1, -1)
