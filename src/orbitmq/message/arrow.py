@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from orbitmq.message.properties import KEYS, TAGS, UNIQ_KEY
 from orbitmq.message.record import (
     BATCH_MASK,
+    BORN_HOST_V6,
     COMPRESSED,
     CRC_BITS,
     STORE_HOST_V6,
@@ -44,7 +45,7 @@ from orbitmq.message.record import (
     RecordInvalid,
     crc32,
 )
-from orbitmq.message.scan import good_bodies, scan_records, starts_with
+from orbitmq.message.scan import good_bodies, overlapping, scan_records, starts_with
 from orbitmq.message.stored import MAX_EXPANDED_BODY, expand_body
 
 if TYPE_CHECKING:
@@ -74,6 +75,21 @@ MESSAGE_SCHEMA: Final = pa.schema(
         ("properties", pa.map_(pa.string(), pa.string())),
     ]
 )
+
+#: What else a record has, for those that keep messages elsewhere; chosen by name only. Hosts are as
+#: stored (4 or 16 bytes and a port of 4), `storedBody` is null unless `body` cannot be made of it.
+RECORD_SCHEMA: Final = pa.schema(
+    [
+        ("sysFlag", pa.int32()),
+        ("bodyCrc", pa.int32()),
+        ("logOffset", pa.int64()),
+        ("preparedLogOffset", pa.int64()),
+        ("bornHost", pa.binary()),
+        ("storeHost", pa.binary()),
+        ("storedBody", pa.binary()),
+    ]
+)
+_ALL_FIELDS: Final = {field.name: field for field in (*MESSAGE_SCHEMA, *RECORD_SCHEMA)}
 
 #: Offsets in a column are 32 bits wide.
 MAX_CHUNK: Final = 0x7FFFFFFF
@@ -110,9 +126,9 @@ def messages_to_arrow(
 ) -> pa.RecordBatch:
     """The messages of one or several pulls as one record batch.
 
-    `columns` chooses names of `MESSAGE_SCHEMA`, in the order given. Rows whose queue offset is not
-    within `first_offset` and `end_offset` (exclusive) are left out: a pull may return more than
-    was asked for. `max_body` bounds one expanded body, `max_expanded` all of them together: beyond
+    `columns` chooses names of `MESSAGE_SCHEMA` and `RECORD_SCHEMA`, in the order given. Rows whose
+    queue offset is not within `first_offset` and `end_offset` (exclusive) are left out: a pull may
+    return more than was asked for. `max_body` bounds one expanded body, `max_expanded` all of them together: beyond
     it `ChunkTooLarge` is raised. A record that holds a batch of messages is one row, or with
     `refuse_batches` raises `BatchInside`. Positions in errors count through all buffers. Chunks of
     a thousand messages and more are what this is made for: join small pulls by giving several.
@@ -134,9 +150,9 @@ def messages_to_arrow(
 @lru_cache(maxsize=64)
 def _chosen(columns: tuple[str, ...]) -> pa.Schema:
     for name in columns:
-        if name not in MESSAGE_SCHEMA.names:
+        if name not in _ALL_FIELDS:
             raise ColumnUnknown(name, MESSAGE_SCHEMA.names)
-    return pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
+    return pa.schema([_ALL_FIELDS[name] for name in columns])
 
 
 # ---- finding the records
@@ -208,6 +224,11 @@ class _Chunk:
     def items(self) -> PropertyItems | UniformItems:
         """The properties of all rows: several columns come from them."""
         return find_items(cut(self.data, self.records.properties_at, self.records.ends))
+
+    @cached_property
+    def bodies(self) -> pa.BinaryArray:
+        """The bodies, checked and expanded."""
+        return _bodies(self)
 
 
 def _topics(chunk: _Chunk) -> pa.StringArray:
@@ -328,6 +349,20 @@ def _offset_ids(data: memoryview, records: RecordArrays) -> pa.StringArray:
     return pa.concat_arrays(parts).take(numbers(np.argsort(np.concatenate(order))))
 
 
+def _hosts(chunk: _Chunk, at: Int64s, v6: int) -> pa.BinaryArray:
+    is_v6 = chunk.records.sys_flags & v6 != 0
+    return cut(chunk.data, at, at + np.where(is_v6, V6_HOST_SIZE, V4_HOST_SIZE))
+
+
+def _stored_bodies(chunk: _Chunk) -> pa.BinaryArray:
+    """The stored bytes of bodies that are null."""
+    records, is_bad = chunk.records, chunk.bodies.is_null()
+    if not chunk.bodies.null_count:
+        return pa.nulls(len(records), _BINARY)
+    stored = cut(chunk.data, records.body_at, records.body_at + records.body_sizes)
+    return pc.if_else(is_bad, stored, pa.nulls(len(records), _BINARY))
+
+
 _HEX_DIGITS: Final = np.array(
     [tuple(f"{octet:02X}".encode()) for octet in range(256)], dtype=np.uint8
 )
@@ -340,12 +375,21 @@ _COLUMNS: Final[Mapping[str, Callable[[_Chunk], pa.Array]]] = {
     "msgId": _message_ids,
     "tags": lambda chunk: chunk.items.column(TAGS),
     "keys": lambda chunk: chunk.items.column(KEYS),
-    "body": _bodies,
+    "body": lambda chunk: chunk.bodies,
     "flag": lambda chunk: numbers(chunk.records.flags),
     "reconsumeTimes": lambda chunk: numbers(chunk.records.reconsume_times),
     "bornTimestamp": lambda chunk: _times(chunk.records.born_ms),
     "storeTimestamp": lambda chunk: _times(chunk.records.store_ms),
     "properties": lambda chunk: chunk.items.map_column(),
+    "sysFlag": lambda chunk: numbers(chunk.records.sys_flags),
+    "bodyCrc": lambda chunk: numbers(chunk.records.crcs),
+    "logOffset": lambda chunk: numbers(chunk.records.physical_offsets),
+    "preparedLogOffset": lambda chunk: numbers(
+        overlapping(chunk.data, ">i8")[chunk.records.body_at - 12].astype(np.int64)
+    ),
+    "bornHost": lambda chunk: _hosts(chunk, chunk.records.starts + 48, BORN_HOST_V6),
+    "storeHost": lambda chunk: _hosts(chunk, chunk.records.store_host_at, STORE_HOST_V6),
+    "storedBody": _stored_bodies,
 }
 
 
