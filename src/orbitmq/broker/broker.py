@@ -62,6 +62,7 @@ from orbitmq.wire.headers import Header
 
 if TYPE_CHECKING:
     from orbitmq.broker.access import Access
+    from orbitmq.broker.archive import LogArchiver
     from orbitmq.broker.config import ConfigFile
     from orbitmq.broker.handlers.membership import MakeFamily
     from orbitmq.broker.replication.slave import Replication
@@ -320,6 +321,11 @@ class Broker:
             closed=parts.connection_closed,
         )
         start_replication(parts)
+        parts.archiver = None
+        if settings.archive.folder is not None:
+            from orbitmq.broker.archive import start_archiver  # noqa: PLC0415  # imports Arrow
+
+            parts.archiver = start_archiver(parts)
         self.front.become(self.dispatcher)
 
     def _end_of_turn(self, parts: Parts) -> Callable[[Connection], None]:
@@ -430,6 +436,7 @@ class Parts:
     listeners: Listeners
     replication: Replication
     access: Access
+    archiver: LogArchiver | None
     #: The files of all saved tables.
     config_files: list[ConfigFile[Any]]
 

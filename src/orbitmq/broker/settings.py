@@ -266,6 +266,36 @@ class ReplicationSettings:
         _address("replication.master_ha", self.master_ha)
 
 
+class ArchiveWriter(enum.Enum):
+    """Which of the brokers of one name writes the archive; the others wait for it."""
+
+    MASTER = "master"
+    SLAVE = "slave"
+    #: None of them, but `orbitmq archive run`.
+    COMMAND = "command"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveSettings:
+    """Closed log files as Parquet. With a folder, only archived log files are deleted."""
+
+    #: A folder, or a URI such as s3://bucket/archive; None: nothing is archived.
+    folder: str | None = None
+    writer: ArchiveWriter = ArchiveWriter.MASTER  #: which broker of a name writes
+    interval: float = 10.0  #: between searches for closed log files
+    share: float = 0.5  #: of the time of one thread, at most
+    #: Whether log files may be deleted that are not archived, when the disk is fuller than
+    #: `store.retention.forced_ratio`. By default sends are refused when the disk is full.
+    delete_unarchived: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("archive", self, "interval")
+        if not 0 < self.share <= 1:
+            raise SettingError(f"archive.share must be above 0 and at most 1, got {self.share}")
+        if self.folder == "":
+            raise SettingError("archive.folder must name a folder or a URI, got an empty text")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
     """Where metrics and health are served."""
@@ -339,6 +369,7 @@ class BrokerSettings:
     access: AccessSettings = field(default_factory=AccessSettings)
     outward: OutwardSettings = field(default_factory=OutwardSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    archive: ArchiveSettings = field(default_factory=ArchiveSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DEFAULT_PORT))

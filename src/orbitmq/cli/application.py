@@ -54,6 +54,9 @@ WORDS: Mapping[str, Word] = {
     "produce": Word("orbitmq.cli.produce", "Send messages.", True),
     "consume": Word("orbitmq.cli.consume", "Print messages as they arrive.", True),
     "pipeline": Word("orbitmq.cli.pipeline", "Run Spark pipelines, built-in ones and your own."),
+    "archive": Word(
+        "orbitmq.cli.archive", "Keep old messages as Parquet, for Spark to read without the broker."
+    ),
     "bench": Word("orbitmq.cli.bench", "Measure sending, consuming and end-to-end latency."),
     "top": Word("orbitmq.cli.top", "Watch lag, rates and queue owners, live.", True),
     "console": Word("orbitmq.cli.console", "Start the web console.", True, extra="console"),

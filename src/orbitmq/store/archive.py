@@ -51,7 +51,7 @@ from orbitmq.message.record import (
 )
 from orbitmq.message.stored import MAX_EXPANDED_BODY, decode_messages, without_inner_batches
 from orbitmq.names import is_retry_topic, is_system_topic
-from orbitmq.store.commitlog import NAME_DIGITS
+from orbitmq.store.commitlog import NAME_DIGITS, ClosedLogFile
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.retention import Deletions
 from orbitmq.store.verify import TopicNumbers, find_last_record, find_record, scan_log
@@ -84,15 +84,6 @@ _read_place = struct.Struct(">q").unpack_from
 _PLACE_AT: Final = 28
 #: The begin of a log file that its fingerprint includes.
 _HEAD: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedLogFile:
-    """A log file that never changes again."""
-
-    path: Path
-    start: int
-    end: int
 
 
 def closed_log_files(root: Path) -> list[ClosedLogFile]:

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 NAME_DIGITS = 20
 _CHUNK = 1 << 20
 _MOST_MAPS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLogFile:
+    """A log file that never changes again."""
+
+    path: Path
+    start: int
+    end: int
 
 
 class LogFile:

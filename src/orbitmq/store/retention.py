@@ -21,7 +21,7 @@ from orbitmq.atomicfile import write_all
 from orbitmq.store.settings import StoreFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from orbitmq.store.commitlog import CommitLog, LogFile
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _QUEUES_PER_RUN = 512
+#: Runs without a deletion that is due after which this is logged.
+_HELD_BACK = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,10 @@ class Retention:
     ) -> None:
         self.is_full = False  #: writes have to be refused
         self.used_ratio = 0.0
+        #: Whether a log file, named by its first offset, may be deleted.
+        self.may_delete: Callable[[int], bool] = lambda _start: True
+        #: Runs in a row that found a file due and could not delete any.
+        self._held_back = 0
         self._log = commit_log
         self._queues = queues
         self._indexing = indexing
@@ -114,12 +120,16 @@ class Retention:
         )
         self._manual_runs = max(0, self._manual_runs - 1)
         deleted = 0
+        is_refused = False
         while len(self._log.files) > 1 and deleted < settings.files_per_run:
             oldest = self._log.files[0]
             is_due = self._is_too_much() or (
                 is_time and (is_forced or self._is_expired(oldest, now))
             )
             if not is_due or not self._is_durable(oldest):
+                break
+            if not self.may_delete(oldest.base):
+                is_refused = True
                 break
             try:
                 self._log.drop_first()
@@ -128,7 +138,21 @@ class Retention:
                 break
             log.info("commit-log file deleted", extra={"file": oldest.path.name})
             deleted += 1
+        self._note_refusal(is_refused=is_refused and not deleted)
         return deleted
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a file is due and must not be deleted; the first refusal may be a question."""
+        return self._held_back > 1
+
+    def _note_refusal(self, *, is_refused: bool) -> None:
+        self._held_back = self._held_back + 1 if is_refused else 0
+        if self._held_back == _HELD_BACK:
+            log.warning(
+                "commit-log files are due for deletion and wait until they are archived",
+                extra={"file": self._log.files[0].path.name, "used": round(self.used_ratio, 4)},
+            )
 
     def _is_durable(self, file: LogFile) -> bool:
         if file.end > self._durability.durable:

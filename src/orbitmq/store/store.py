@@ -24,7 +24,7 @@ from orbitmq.clock import SystemClock
 from orbitmq.filter.tags import TagFilter
 from orbitmq.message.record import pack_host
 from orbitmq.store.append import Appender
-from orbitmq.store.commitlog import CommitLog, Flusher
+from orbitmq.store.commitlog import ClosedLogFile, CommitLog, Flusher
 from orbitmq.store.files import DiskFiles, Worker, is_full, takes_no_writes
 from orbitmq.store.index import Indexing, KeyIndex
 from orbitmq.store.mirror import Mirroring
@@ -169,6 +169,19 @@ class Store:
         report = self._retention.run(self._clock.now())
         self._parts.try_to_write()
         return report
+
+    def delete_only_if(self, condition: Callable[[int], bool]) -> None:
+        """Delete no log file, named by its first offset, that does not fulfil the condition."""
+        self._retention.may_delete = condition
+
+    def closed_log_files(self) -> list[ClosedLogFile]:
+        """The log files that are full and on the disk: they never change again."""
+        flushed = self._flusher.flushed
+        return [
+            ClosedLogFile(file.path, file.base, file.end)
+            for file in self._log.files[:-1]
+            if file.end <= flushed
+        ]
 
     def ask_for_cleaning(self) -> None:
         """Delete expired files at any hour in the next runs of `clean`."""
@@ -380,6 +393,7 @@ class Store:
             queue_memory=self._queues.memory,
             flushes=self._flusher.flush_count,
             used_ratio=self._retention.used_ratio,
+            is_held_back=self._retention.is_held_back,
             refusal=str(refusal) if refusal else "",
         )
 
@@ -669,6 +683,7 @@ class StoreStatistics:
     queue_memory: int  #: bytes of entries held in memory
     flushes: int
     used_ratio: float  #: of the disk, at the last cleaning
+    is_held_back: bool  #: whether a log file is due for deletion and must not be deleted
     refusal: str  #: why writes are refused; empty when they are not
 
 
