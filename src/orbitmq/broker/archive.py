@@ -127,7 +127,7 @@ class LogArchiver:
         if self._is_asked:
             self._is_asked = False
             self._check(entries, self._archived(entries))
-        if not self._is_writer or not waiting:
+        if not self._is_writer:
             return
         self._take_lock(entries)
         for file in closed[:1]:

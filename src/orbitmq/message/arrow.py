@@ -130,8 +130,9 @@ def messages_to_arrow(
     queue offset is not within `first_offset` and `end_offset` (exclusive) are left out: a pull may
     return more than was asked for. `max_body` bounds one expanded body, `max_expanded` all of them
     together: beyond it `ChunkTooLarge` is raised. A record that holds a batch of messages is one
-    row, or with `refuse_batches` raises `BatchInside`. Positions in errors count through all buffers. Chunks of
-    a thousand messages and more are what this is made for: join small pulls by giving several.
+    row, or with `refuse_batches` raises `BatchInside`. Positions in errors count through all
+    buffers. Chunks of a thousand messages and more are what this is made for: join small pulls by
+    giving several.
     """
     schema = MESSAGE_SCHEMA if columns is None else _chosen(tuple(columns))
     data = _joined(buffers)

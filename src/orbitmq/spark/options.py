@@ -395,6 +395,7 @@ READ_OPTIONS: Final[Mapping[str, Option]] = {
     "startingOffsets": Option(
         _place(EARLIEST, earliest=Earliest(), latest=Latest(), group=GroupProgress())
     ),
+    "archive": Option(),
     "startingTimestamp": Option(_instant),
     "startingOffsetsByTimestamp": Option(_times),
     "startingOffsetsByTimestampStrategy": Option(_one_of("error", "latest"), "error"),
@@ -537,6 +538,8 @@ class ReadOptions:
     has_own_group: bool
     wanted: RangeFilter
     body: BodyOptions | None
+    #: The place of an archive that has what brokers have deleted.
+    archive: str | None
     start: OffsetSpec
     fail_on_data_loss: bool
     min_partitions: int | None
@@ -681,6 +684,7 @@ def _read_options(
         has_own_group=group is not None,
         wanted=_range_filter(texts),
         body=texts.body_options(),
+        archive=texts.value("archive"),
         start=start,
         fail_on_data_loss=texts.value("failOnDataLoss"),
         min_partitions=texts.value("minPartitions"),

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,8 +34,8 @@ from orbitmq.client.ranges.read import (
 )
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused
-from orbitmq.filter.tags import parse_tags
-from orbitmq.message.arrow import BadBody, listed, messages_to_arrow
+from orbitmq.filter.tags import SQL92, MessageFilter, compile_filter, parse_tags
+from orbitmq.message.arrow import BadBody, flags, listed, messages_to_arrow
 from orbitmq.message.record import (
     BatchInside,
     BodyCorrupt,
@@ -51,6 +52,7 @@ from orbitmq.message.stored import (
     without_inner_batches,
 )
 from orbitmq.names import TOOLS_GROUP
+from orbitmq.spark.archived import ArchivedRange, archived_batches, archived_since
 from orbitmq.spark.bodies import CORRUPT, VALUE, BodyDecoder, BodyRefused, value_in
 from orbitmq.spark.internals import (
     cause_first,
@@ -84,31 +86,62 @@ _read_size = struct.Struct(">i").unpack_from
 
 
 def read_partition(
-    ranges: Sequence[QueueRange], options: ReadOptions, schema: StructType
+    ranges: Sequence[QueueRange],
+    options: ReadOptions,
+    schema: StructType,
+    archived: Sequence[ArchivedRange] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition as record batches of the schema."""
+    """The messages of a partition as record batches of the schema, archived ones first."""
     exit_quietly()
     with cause_first():
-        yield from _record_batches(ranges, options, schema)
+        decoder = _Decoder(options, schema)
+        for each in archived:
+            yield from decoder.archived(each)
+        yield from _record_batches(ranges, options, decoder)
     freeze_modules()
 
 
 def _record_batches(
-    ranges: Sequence[QueueRange], options: ReadOptions, schema: StructType
+    ranges: Sequence[QueueRange], options: ReadOptions, decoder: _Decoder
 ) -> Iterator[pa.RecordBatch]:
-    decoder = _Decoder(options, schema)
-    try:
-        with receive_buffer(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
-            for stretch in _joined(_chunks(ranges, options, memory)):
-                yield from decoder.batches(stretch)
-                # Decoding copies.
-                memory.release(stretch.pieces)
-    except OffsetsGone as gone:
-        raise DataLost([str(gone)]) from gone
-    except BrokerRefused as refused:
-        if _is_for_want_of_a_group(refused, options.group):
-            raise UnnamedReadRefused(options.group, str(refused)) from refused
-        raise
+    left, may_skip = tuple(ranges), not options.fail_on_data_loss and options.archive is None
+    while left:
+        try:
+            with receive_buffer(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
+                for stretch in _joined(_chunks(left, options, memory, may_skip=may_skip)):
+                    yield from decoder.batches(stretch)
+                    # Decoding copies.
+                    memory.release(stretch.pieces)
+                    left = _left_after(left, stretch)
+        except OffsetsGone as gone:
+            # Deleted since the read was planned: it is in the archive, if there is one.
+            older = archived_since(gone, left, options.archive)
+            if older is None and options.fail_on_data_loss:
+                raise DataLost([str(gone)]) from gone
+            if older is None:
+                may_skip = True
+                continue
+            yield from decoder.archived(older)
+            left = _left_after(left, older.wanted)
+        except BrokerRefused as refused:
+            if _is_for_want_of_a_group(refused, options.group):
+                raise UnnamedReadRefused(options.group, str(refused)) from refused
+            raise
+        else:
+            return
+
+
+def _left_after(
+    ranges: tuple[QueueRange, ...], done: _Stretch | QueueRange
+) -> tuple[QueueRange, ...]:
+    """What is left of ranges that are read in order, after a part of one of them."""
+    left = []
+    for each in ranges:
+        if each.queue == done.queue and each.start < done.end and done.start < each.end:
+            each = QueueRange(each.queue, min(done.end, each.end), each.end)
+        if len(each):
+            left.append(each)
+    return tuple(left)
 
 
 def _is_for_want_of_a_group(refused: BrokerRefused, group: str) -> bool:
@@ -118,7 +151,7 @@ def _is_for_want_of_a_group(refused: BrokerRefused, group: str) -> bool:
 
 
 def _chunks(
-    ranges: Sequence[QueueRange], options: ReadOptions, memory: ReceiveBuffer
+    ranges: Sequence[QueueRange], options: ReadOptions, memory: ReceiveBuffer, *, may_skip: bool
 ) -> Iterator[Chunk]:
     return read_ranges(
         connections_to(options.access),
@@ -126,7 +159,7 @@ def _chunks(
         group=options.group,
         wanted=options.wanted,
         settings=RangeSettings(
-            missing=Missing.RAISE if options.fail_on_data_loss else Missing.SKIP,
+            missing=Missing.SKIP if may_skip else Missing.RAISE,
             window=WindowLimits(messages=options.pull_size),
         ),
         memory=memory,
@@ -228,6 +261,33 @@ class _Decoder:
         if options.body is not None and (kind := value_in(schema)) is not None:
             self._bodies = BodyDecoder(options.body, kind)
             self._columns += [n for n in ("body", "queueOffset") if n not in self._columns]
+        #: The condition that brokers check for the messages that they have.
+        self._condition: MessageFilter | None = None
+        if options.archive is not None and wanted.kind == SQL92:
+            self._condition = compile_filter(wanted.expression, SQL92)
+
+    def archived(self, each: ArchivedRange) -> Iterator[pa.RecordBatch]:
+        """The record batches of a range in the archive."""
+        count, columns = 0, list(self._columns)
+        if self._condition is not None and "properties" not in columns:
+            columns.append("properties")
+        for batch in archived_batches(each, self._options.archive or "", columns):
+            count += batch.num_rows
+            chosen = self._chosen(self._fulfilling(batch))
+            if chosen.num_rows:
+                yield self._shaped(chosen, each.wanted.queue)
+        if self._options.fail_on_data_loss and count != len(each.wanted):
+            raise DataLost(
+                [f"{each.wanted} has {count} messages instead of {len(each.wanted)} in the archive"]
+            )
+
+    def _fulfilling(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The messages that fulfil the condition; each is looked at by itself."""
+        if self._condition is None:
+            return batch
+        accepts = self._condition.accepts_properties
+        rows = batch.column("properties").to_pylist()
+        return batch.filter(flags(np.array([accepts(dict(each)) for each in rows], np.bool_)))
 
     def batches(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
         """The record batches of a stretch, usually one; they do not refer to its bytes."""

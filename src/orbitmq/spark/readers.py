@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from orbitmq.client.ranges.connections import QueueRange
+from orbitmq.errors import OrbitError
 from orbitmq.spark.internals import (
     cause_first,
     exit_quietly,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from orbitmq.client.ranges.cluster import RangeCluster
     from orbitmq.client.routes import Queue
+    from orbitmq.spark.archived import ArchivedRange
     from orbitmq.spark.options import Json
     from orbitmq.spark.stream import StreamDriver
 
@@ -46,6 +48,7 @@ class RangePartition(InputPartition):
     """What one task reads."""
 
     ranges: tuple[QueueRange, ...]
+    archived: tuple[ArchivedRange, ...] = ()
 
 
 class RangeReader(Generic[Options]):
@@ -63,7 +66,8 @@ class RangeReader(Generic[Options]):
             return iter(())
         from orbitmq.spark.partition import read_partition  # noqa: PLC0415  # tasks only
 
-        return read_partition(partition.ranges, self._options.read, self._schema)
+        options, schema = self._options.read, self._schema
+        return read_partition(partition.ranges, options, schema, partition.archived)
 
 
 class RocketMQBatchReader(RangeReader[BatchOptions], DataSourceReader):
@@ -75,17 +79,36 @@ class RocketMQBatchReader(RangeReader[BatchOptions], DataSourceReader):
 
     @cause_first()
     def partitions(self) -> list[InputPartition]:
-        from orbitmq.client.ranges.cluster import RangeCluster  # noqa: PLC0415  # the driver only
+        from orbitmq.spark.archived import (  # noqa: PLC0415  # the driver only
+            ArchiveAlone,
+            may_do_alone,
+            open_archive,
+            planning_cluster,
+        )
+
+        read = self._options.read
+        try:
+            with planning_cluster(read) as cluster:
+                parts = self._parts(cluster)
+        except OrbitError as error:
+            if read.archive is None or not may_do_alone(error):
+                raise
+            alone = ArchiveAlone(open_archive(read.archive), error)
+            alone.check_end(self._options.end)
+            parts = self._parts(alone)
+        freeze_modules()
+        return parts
+
+    def _parts(self, cluster: RangeCluster) -> list[InputPartition]:
+        from orbitmq.spark.archived import divided  # noqa: PLC0415  # the driver only
         from orbitmq.spark.plan import partition  # noqa: PLC0415
 
         read = self._options.read
-        with RangeCluster(
-            read.access, read.group, retries=read.offset_retries, pause=read.offset_pause
-        ) as cluster:
-            ranges = self._ranges(cluster)
+        ranges = self._ranges(cluster)
         parts = partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
-        freeze_modules()
-        return [RangePartition(part) for part in parts]
+        return [
+            RangePartition(*divided(part, cluster, fail=read.fail_on_data_loss)) for part in parts
+        ]
 
     def _ranges(self, cluster: RangeCluster) -> list[QueueRange]:
         from orbitmq.spark.plan import (  # noqa: PLC0415  # the driver only
@@ -155,7 +178,8 @@ class StreamReader(RangeReader[StreamOptions], DataSourceStreamReader):
 
     @cause_first()
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        return [RangePartition(part) for part in self._running().partitions(start, end)]
+        driver = self._running()
+        return [RangePartition(*driver.divided(part)) for part in driver.partitions(start, end)]
 
     @cause_first()
     def commit(self, end: Json) -> None:

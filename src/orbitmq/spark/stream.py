@@ -28,6 +28,7 @@ from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import NoRoute, OrbitError
+from orbitmq.spark.archived import ArchivedRange, divided, planning_cluster
 from orbitmq.spark.options import (
     AtOffsets,
     AtTimes,
@@ -98,9 +99,7 @@ class StreamDriver:
         self._options = options
         clock = clock or SystemClock()
         self._monotonic = clock.monotonic
-        self.cluster = RangeCluster(
-            read.access, read.group, retries=read.offset_retries, pause=read.offset_pause
-        )
+        self.cluster = planning_cluster(read)
         self._bounds_cache = BoundsCache(
             self.cluster,
             read.subscription,
@@ -232,6 +231,12 @@ class StreamDriver:
         read = self._options.read
         ranges = list(self._ranges(start, end))
         return partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
+
+    def divided(
+        self, part: tuple[QueueRange, ...]
+    ) -> tuple[tuple[QueueRange, ...], tuple[ArchivedRange, ...]]:
+        """What a task reads from brokers, and what from the archive."""
+        return divided(part, self.cluster, fail=self._options.read.fail_on_data_loss)
 
     def finished(self, end: Json) -> None:
         """Commit a finished batch."""
