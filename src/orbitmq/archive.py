@@ -36,6 +36,8 @@ _ENTRIES: Final = "_log"
 #: Files whose names begin so are no data to readers of Parquet.
 _DRAFT: Final = "_draft-"
 _NAME_DIGITS: Final = 20
+#: Object stores that need no folders, by pyarrow's names.
+_WITHOUT_FOLDERS: Final = frozenset({"s3", "gcs", "abfs"})
 _CHUNK: Final = 4 << 20
 
 
@@ -129,7 +131,7 @@ class Location:
         whole = f"{self._root}/{path}"
         if self._local is None:
             # An object is there when it is complete.
-            with self._fs.open_output_stream(whole) as stream, SummedFile(stream) as summed:
+            with self._new_object(whole) as stream, SummedFile(stream) as summed:
                 yield summed
             return
         target = Path(whole)
@@ -155,8 +157,13 @@ class Location:
             for folder in (self._local / path).parents[1:3]:
                 DISK.sync_folder(folder)
             return
-        with self._fs.open_output_stream(f"{self._root}/{path}") as stream:
+        with self._new_object(f"{self._root}/{path}") as stream:
             stream.write(data)
+
+    def _new_object(self, path: str) -> Any:
+        if self._fs.type_name not in _WITHOUT_FOLDERS:
+            self._fs.create_dir(path.rpartition("/")[0])
+        return self._fs.open_output_stream(path)
 
     def open(self, path: str) -> Any:
         """A file for reading. Raises `FileNotFoundError`."""

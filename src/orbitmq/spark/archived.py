@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.ranges.cluster import (
     Bounds,
-    CommitResult,
     QueueResults,
     RangeCluster,
     Sample,
@@ -55,13 +54,15 @@ class ArchivedRange:
     pieces: tuple[Piece, ...]
 
 
-def planning_cluster(read: ReadOptions) -> RangeCluster:
+def planning_cluster(read: ReadOptions, *, is_stream: bool = False) -> RangeCluster:
     """The cluster for a planner, with the archive if there is one. Raises `OptionRefused`."""
     retries, pause = read.offset_retries, read.offset_pause
     if read.archive is None:
         return RangeCluster(read.access, read.group, retries=retries, pause=pause)
     catalog = open_archive(read.archive)
-    return ArchivedCluster(catalog, read.access, read.group, retries=retries, pause=pause)
+    return ArchivedCluster(
+        catalog, read.access, read.group, retries=retries, pause=pause, is_stream=is_stream
+    )
 
 
 def open_archive(place: str) -> Catalog:
@@ -91,14 +92,22 @@ def _matching(catalog: Catalog, pattern: str) -> set[str]:
 class ArchivedCluster(RangeCluster):
     """A cluster whose queues begin where their archive begins.
 
-    A broker that left the cluster is known by its archive, as far as that goes. A topic without any
-    route is an error, archived or not: its broker may be restarting.
+    For a batch read, a broker that left the cluster has what its archive has. A stream goes on
+    without it, because it may only be restarting. So a topic without any route is an error.
     """
 
     def __init__(
-        self, catalog: Catalog, access: RangeAccess, group: str, *, retries: int, pause: float
+        self,
+        catalog: Catalog,
+        access: RangeAccess,
+        group: str,
+        *,
+        retries: int,
+        pause: float,
+        is_stream: bool,
     ) -> None:
         super().__init__(access, group, retries=retries, pause=pause)
+        self._is_stream = is_stream
         self.catalog = catalog
         #: The first offset of each queue at its broker.
         self._lows: dict[Queue, int] = {}
@@ -107,17 +116,11 @@ class ArchivedCluster(RangeCluster):
 
     def routed(self, topics: Iterable[str], *, refresh: bool = False) -> TopicQueues:
         found = super().routed(topics, refresh=refresh)
+        if self._is_stream:
+            return found
         routed = {queue.topic for queue in found.queues}
-        brokers = {queue.broker for queue in found.queues}
-        # A queue above those of a route was taken away; what it had is in the archive.
-        left = _queues(self.catalog, routed) - set(found.queues)
-        self._left = frozenset((self._left - set(found.queues)) | left)
-        for queue in sorted(left):
-            log.info(
-                "queue is only in the archive",
-                extra={"queue": str(queue), "broker_is_known": queue.broker in brokers},
-            )
-        return TopicQueues(tuple(sorted({*found.queues, *left})), found.failures)
+        self._left = frozenset(_queues(self.catalog, routed) - set(found.queues))
+        return TopicQueues(tuple(sorted({*found.queues, *self._left})), found.failures)
 
     def low_at_broker(self, queue: Queue) -> int | None:
         """Where a queue begins at its broker, as last asked; None without a broker."""
@@ -198,12 +201,6 @@ class ArchivedCluster(RangeCluster):
         found = super().progress(self._at_brokers(queues), patient=patient)
         found.values.update(dict.fromkeys(self._left.intersection(queues)))
         return found
-
-    def report(self, positions: Mapping[Queue, int]) -> CommitResult:
-        return super().report({queue: positions[queue] for queue in self._at_brokers(positions)})
-
-    def repeat(self, positions: Mapping[Queue, int]) -> CommitResult:
-        return super().repeat({queue: positions[queue] for queue in self._at_brokers(positions)})
 
 
 class ArchiveAlone(ArchivedCluster):

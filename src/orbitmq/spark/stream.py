@@ -99,7 +99,7 @@ class StreamDriver:
         self._options = options
         clock = clock or SystemClock()
         self._monotonic = clock.monotonic
-        self.cluster = planning_cluster(read)
+        self.cluster = planning_cluster(read, is_stream=True)
         self._bounds_cache = BoundsCache(
             self.cluster,
             read.subscription,
