@@ -139,7 +139,7 @@ async def test_a_killed_broker_archives_every_message_once(tmp_path):
     settings = {
         "broker.store.file_size": 1024 * 1024,
         "broker.archive.folder": tmp_path / "archive",
-        "broker.archive.interval": "10ms",
+        "broker.archive.interval": 0.01,
     }
     flags = [word for path, value in settings.items() for word in ("--set", f"{path}={value}")]
     entries = Entries(Location(str(tmp_path / "archive")))

@@ -22,6 +22,7 @@ from orbitmq.testing import EmbeddedCluster
 from tests.cli.conftest import consumer_of
 from tests.support.command import Started
 from tests.support.orbitmqcli import Cli
+from tests.support.store import write_log
 from tools.cli_docs import Command, commands
 
 COMMANDS: Mapping[str, Command] = {each.name: each for each in commands()}
@@ -59,6 +60,9 @@ ASKED: Mapping[str, tuple[str, int | None]] = {
     "produce": ("other hello", 1),
     "consume": ("orders --limit 2", 2),
     "top": ("--once --group billing", 1),
+    "archive run": ("{folder}/broker-a --to {folder}/archive", None),
+    "archive list": ("{folder}/archive", 1),
+    "archive verify": ("{folder}/archive", None),
     "bench produce": ("load --limit 20", None),
     "bench consume": ("orders --limit 2", None),
     "bench end-to-end": ("load --limit 20", None),
@@ -114,6 +118,7 @@ def shop(cluster, cli, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("files")
     (folder / "password").write_text("correct horse battery")
+    write_log(folder / "broker-a")
     consumer = consumer_of(cluster, "billing", "orders", handle, max_retries=0)
     with consumer, pipelines(cluster) as console:
         cluster.until_consumed("billing", "orders")
@@ -166,7 +171,7 @@ def test_a_command_prints_the_objects_that_it_documents(cli, shop, name):
     [
         each
         for each in ASKED
-        if each.split()[0] not in ("config", "context", "user", "pipeline", "doctor")
+        if each.split()[0] not in ("config", "context", "user", "pipeline", "doctor", "archive")
     ],
 )
 def test_without_a_name_server_a_command_fails_with_one_sentence(nursery, name):

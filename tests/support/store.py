@@ -130,6 +130,14 @@ def put(
     return store.append(topic, queue_id, body, raw, 1_699_999_999_000, BORN_HOST, sys_flag)
 
 
+def write_log(root: Path, messages: int = 200) -> None:
+    """A store of small files, as a broker leaves it."""
+    with Store(root, SMALL, background=False) as store:
+        for number in range(messages):
+            put(store, "orders", number % 2, b"%d" % number + bytes(100), {"KEYS": f"k{number}"})
+        store.write()
+
+
 def lookup(
     store: Store, topic: str, key: str, most: int = 64, begin_ms: int = 0, end_ms: int = 1 << 62
 ) -> list[memoryview]:

@@ -79,6 +79,7 @@ _FEW_VALUES: Final = [
 _CHOOSING: Final = ["queueId", "queueOffset", "storeTimestamp", "tags"]
 _NO_ENTRY: Final = 0x4
 _DAY_MS: Final = 86_400_000
+_QUEUE_BITS: Final = 0xFFFFFFFF
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).date()
 _read_place = struct.Struct(">q").unpack_from
 _PLACE_AT: Final = 28
@@ -252,14 +253,16 @@ class _LogRows:
             are_batches = records.sys_flags & BATCH_MASK == BATCH_MASK
             self.batches.update(records.starts[are_batches].tolist())
         days = records.store_ms // _DAY_MS
-        # Records of a queue often follow each other; a run of them is numbered once.
-        keys = np.stack((topics, records.queue_ids.astype(np.int64), days))
-        unique, inverse = np.unique(keys, axis=1, return_inverse=True)
-        found = [
-            self._groups.setdefault((topic, queue, day), len(self._groups))
-            for topic, queue, day in unique.T.tolist()
-        ]
-        group = np.array(found, np.int32)[inverse.reshape(-1)]
+        keys = topics << 32 | records.queue_ids
+        group = np.empty(len(records), np.int32)
+        for day in np.unique(days).tolist():  # one, nearly always
+            of_day = days == day
+            unique, inverse = np.unique(keys[of_day], return_inverse=True)
+            found = [
+                self._groups.setdefault((key >> 32, key & _QUEUE_BITS, day), len(self._groups))
+                for key in unique.tolist()
+            ]
+            group[of_day] = np.array(found, np.int32)[inverse]
         sizes, offsets = records.sizes.astype(np.int32), records.queue_offsets
         self._blocks.append((group, records.starts.astype(np.int32), sizes, offsets))
 
