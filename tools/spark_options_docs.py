@@ -78,6 +78,8 @@ _MEANING = {
     "failOnDataLoss": "Fail when wanted offsets are not there; else warn, leave out what is gone, "
     "read a queue that was made anew from its beginning, and go on at the present end of one that "
     "ends before the wanted offset.",
+    "archive": "The place of an archive (`orbitmq archive`, `broker.archive.folder`): a folder or "
+    "a URI that driver and executors reach. What brokers have deleted is read from there.",
     "minPartitions": "Cut queues so that there are about that many tasks.",
     "maxRecordsPerPartition": "Cut queues into pieces of at most that many messages.",
     "includeProperties": "Whether there is a column `properties`.",

@@ -13,17 +13,24 @@ from typing import Any
 
 import pytest
 
+from tests.docs.conftest import PATIENCE
 from tests.support.walkthrough import SHOWN_ADDRESS, Reader, blocks, expected, matches
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = "docs/tutorial.md"
+#: Followed step by step, with a cluster of its own.
+FOLLOWED = ("docs/howto/archive.md",)
 GUIDES = (
     "docs/producing.md",
     "docs/consuming.md",
     "docs/guarantees.md",
     "docs/administering.md",
     "docs/testing.md",
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/howto/*.md")),
+    *sorted(
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("docs/howto/*.md")
+        if str(path.relative_to(ROOT)) not in FOLLOWED
+    ),
     "docs/from-java.md",
     "docs/from-kafka.md",
 )
@@ -65,6 +72,16 @@ def test_the_tutorial_can_be_followed_to_its_end(reader, record_property):
     print(f"the commands of the tutorial took {took:.1f} s")
     assert (reader.folder / ".venv" / "bin" / "python").exists()
     assert list((reader.folder / "orders.parquet").glob("*.parquet"))
+
+
+@pytest.mark.feature("P7")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_a_guide_can_be_followed_to_its_end(tmp_path, page):
+    with Reader(tmp_path, patience=PATIENCE) as reader:
+        for block in blocks(ROOT / page):
+            reader.follow(block)
+        reader.stop()
 
 
 @pytest.mark.feature("P7")

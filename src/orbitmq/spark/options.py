@@ -140,6 +140,11 @@ def _instant(option: str, text: str) -> GivenTime:
         raise OptionRefused(option, text, f"{error.allowed}, or an age such as -1h") from None
 
 
+def _folder_or_uri(_option: str, text: str) -> str:
+    """Absolute, because tasks may run in other folders."""
+    return text if "://" in text else str(Path(text).expanduser().absolute())
+
+
 def _names(_option: str, text: str) -> tuple[str, ...]:
     parts = [part.strip() for part in text.split(",")]
     return tuple(dict.fromkeys(part for part in parts if part))
@@ -395,7 +400,7 @@ READ_OPTIONS: Final[Mapping[str, Option]] = {
     "startingOffsets": Option(
         _place(EARLIEST, earliest=Earliest(), latest=Latest(), group=GroupProgress())
     ),
-    "archive": Option(),
+    "archive": Option(_folder_or_uri),
     "startingTimestamp": Option(_instant),
     "startingOffsetsByTimestamp": Option(_times),
     "startingOffsetsByTimestampStrategy": Option(_one_of("error", "latest"), "error"),
