@@ -112,7 +112,8 @@ class Location:
     """A folder of this machine, or of an object store by its URI (`s3://bucket/archive`)."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        #: For people: a URI may have a secret in front of the host.
+        self.text = re.sub(r"://[^/]*@", "://", text)
         self._local: Path | None = None
         try:
             if "://" in text:
@@ -123,7 +124,7 @@ class Location:
                 self._local = Path(text).expanduser().absolute()
                 self._fs, self._root = fs.LocalFileSystem(), str(self._local)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise ArchiveError(f"{text!r} is no place for an archive: {error}") from error
+            raise ArchiveError(f"{self.text!r} is no place for an archive: {error}") from error
 
     @contextmanager
     def writing(self, path: str) -> Iterator[SummedFile]:

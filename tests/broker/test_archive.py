@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orbitmq.archive import Catalog, Entries, Location, problems_of
+from orbitmq.broker.broker import Broker
 from orbitmq.broker.metrics import Metrics
 from orbitmq.broker.settings import ArchiveSettings, ArchiveWriter
 from orbitmq.errors import SettingError
@@ -40,7 +41,7 @@ async def send(client: RawClient, count: int) -> None:
         )
 
 
-def log_start(broker) -> int:
+def log_start(broker: Broker) -> int:
     """Where the log begins after a run of retention."""
     store = broker.parts.store
     store.clean()

@@ -159,7 +159,8 @@ def test_the_archive_is_enough_for_what_ends_in_it(spark, tmp_path):
 
         def count(**options: str) -> int:
             given = {"nameServer": name_server, "subscribe": "orders", "archive": str(archive)}
-            return spark.read.format("rocketmq").options(**given, **options).load().count()
+            frame = spark.read.format("rocketmq").options(**given, **options).load()
+            return int(frame.count())
 
         assert count(endingTimestamp=time) == 1500
         assert count(startingTimestamp="0", endingOffsets=offsets) == 1000

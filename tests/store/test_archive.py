@@ -8,6 +8,7 @@ import subprocess
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -116,8 +117,8 @@ def test_the_archive_has_what_the_broker_has(open_store, clock, entries, seed):
         assert rest.num_rows < 60
     for part in (part for entry in written for part in entry.files):
         assert f"/day={part.day}/broker-a-" in part.path
-        for queue in part.queues:
-            assert datetime.fromtimestamp(queue.first_ms / 1000, UTC).date().isoformat() == part.day
+        for each in part.queues:
+            assert datetime.fromtimestamp(each.first_ms / 1000, UTC).date().isoformat() == part.day
     assert [problems_of(entries, entry) for entry in written] == [[]] * len(written)
     assert archive(store.root, entries) == []
 
@@ -173,7 +174,7 @@ def test_damage_is_kept_or_named(open_store, clock, entries):
 
     assert [begin for begin, _ in entry.damaged] == [lost]
     catalog = Catalog(entries.location)
-    found = {}
+    found: dict[int, Any] = {}
     for piece in catalog.pieces(("orders", "broker-a", 0), 0, 4):
         for batch in read_piece(
             catalog.location, piece, ("queueOffset", "body", "storedBody", "bodyCrc")

@@ -70,6 +70,10 @@ class LogArchiver:
         """Why nothing is archived now; empty if it is."""
         return next(iter(self._outage.current()), "")
 
+    @property
+    def is_failing(self) -> bool:
+        return self._outage.is_failing("archive")
+
     # ---- the event loop's side
 
     def start(self) -> None:
@@ -110,8 +114,10 @@ class LogArchiver:
                 self._pass(self._closed)
             except (OrbitError, OSError) as error:
                 self._outage.failed("archive", "log files are not archived: %s", error)
-            except Exception:
-                log.exception("archiving failed; it is tried again")
+            except Exception as error:
+                if not self.is_failing:
+                    log.exception("archiving failed; it is tried again")
+                self._outage.failed("archive", "log files are not archived: %r", error)
             else:
                 self._outage.recovered("archive")
         if self._lock is not None:
@@ -130,9 +136,9 @@ class LogArchiver:
         if not self._is_writer:
             return
         self._take_lock(entries)
-        for file in closed[:1]:
-            if file.start in archived:
-                self._check_log(entries.read(self._name, file.start), file)
+        # If the newest is the same, all older ones are.
+        for file in [file for file in closed if file.start in archived][-1:]:
+            self._check_log(entries.read(self._name, file.start), file)
         for file in waiting:
             self._archive(entries, file)
             if self._end.is_set():

@@ -323,19 +323,23 @@ class Metrics:
             ("frames_too_slow", "Frames given up because they did not go on", frames.too_slow),
         ):
             page.counter(f"orbitmq_{name}_total", text).add(plain, value)
-        if (archiver := parts.archiver) is not None:
-            for name, text, value in (
-                ("behind_bytes", "Closed log files that are not archived", archiver.behind),
-                ("failing", "Whether archiving fails", int(bool(archiver.problem))),
-                (
-                    "deletions_held_back",
-                    "Whether a log file is due for deletion and waits for the archive",
-                    int(state.is_held_back),
-                ),
-            ):
-                page.gauge(f"orbitmq_archive_{name}", text).add(plain, value)
-            written = page.counter("orbitmq_archive_files_total", "Log files archived")
-            written.add(plain, archiver.written)
+        archive = parts.archiver
+        for name, text, value in (
+            (
+                "behind_bytes",
+                "Closed log files that are not archived",
+                archive.behind if archive else 0,
+            ),
+            ("failing", "Whether archiving fails", int(archive is not None and archive.is_failing)),
+            (
+                "deletions_held_back",
+                "Whether a log file is due for deletion and waits for the archive",
+                int(state.is_held_back),
+            ),
+        ):
+            page.gauge(f"orbitmq_archive_{name}", text).add(plain, value)
+        written = page.counter("orbitmq_archive_files_total", "Log files archived")
+        written.add(plain, archive.written if archive else 0)
         unsaved = page.gauge("orbitmq_config_unsaved", "Whether a file could not be saved")
         failures = page.counter("orbitmq_config_save_failures_total", "Saves that failed")
         for file in parts.config_files:

@@ -133,7 +133,11 @@ class ArchivedCluster(RangeCluster):
         queues = tuple(queues)
         found = super().bounds(self._at_brokers(queues), patient=patient)
         self._lows |= {queue: each.low for queue, each in found.values.items()}
-        self.catalog.refresh()
+        try:
+            self.catalog.refresh()
+        except (OrbitError, OSError) as error:
+            # What is known already stays true, and may be all that is needed.
+            log.warning("the archive cannot be read now: %s", error)
         for queue in queues:
             archived, at_broker = self.catalog.bounds(_key(queue)), found.values.get(queue)
             if archived is None:

@@ -193,7 +193,7 @@ def archive_log_file(
 
 def _mapped(path: Path, *, sync: bool = False) -> memoryview:
     """The bytes of a file; with `sync` they are on the disk, whatever its broker has flushed."""
-    with path.open("rb+" if sync else "rb") as file:
+    with path.open("rb") as file:
         if sync:
             # Otherwise a power failure could leave another log here than in the archive.
             DiskFiles().sync(file.fileno())
