@@ -24,6 +24,7 @@ TLS_FOLDER = Path(__file__).parent.parent / "data" / "tls"
 SERVING = {
     *("up", "broker", "namesrv", "console", "config show"),
     *("context list", "context show", "context add", "context use", "context remove"),
+    *("archive run", "archive list", "archive verify"),
     *("user list", "user add", "user role", "user password", "user remove"),
     *("pipeline run", "pipeline list", "pipeline show", "pipeline status", "pipeline forget"),
 }
