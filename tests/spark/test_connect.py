@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.support.archived import write_archive
 from tests.support.filling import fill, make_topic, numbered
 from tests.support.sparkconsuming import Journal, progress_of
 from tests.support.sparking import in_files, run_module
@@ -13,12 +14,15 @@ from tests.support.sparking import in_files, run_module
 
 @pytest.mark.timeout(240)
 @pytest.mark.feature("T6")
+@pytest.mark.feature("T7")
 @pytest.mark.feature("T9")
 def test_reads_streams_and_writes_through_a_connect_session(
     orbit_cluster, orbit_topic, orbit_broker, tmp_path
 ):
     fill(orbit_broker, orbit_topic, numbered(500, queues=4))
     orbit_cluster.create_topic("copies", queues=2)
+
+    write_archive(tmp_path / "archive")
 
     words = (orbit_cluster.name_server, orbit_topic, "copies", str(tmp_path))
     done = run_module("sparkconnectsource", *words, cwd=tmp_path)
@@ -32,6 +36,7 @@ def test_reads_streams_and_writes_through_a_connect_session(
         "in_view": 500,
         "told": [True, True],
         "in_table": [500, 501, 501],
+        "archived": 20,
     }
     assert in_files(tmp_path) == list(range(500))
     copies = sorted(int(each.body) for each in orbit_cluster.messages("copies"))

@@ -7,12 +7,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from orbitmq.archive import Entries, Location
 from orbitmq.broker.settings import ArchiveSettings, BrokerSettings
+from orbitmq.store.archive import archive_log_file, closed_log_files
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import forget_old
 from tests.support.sparking import until
+from tests.support.store import write_log
 
 KIB = 1024
+
+
+def write_archive(folder: Path) -> None:
+    """An archive of a broker that does not run, with the topic `orders`."""
+    data, entries = folder.with_name("archived-data"), Entries(Location(str(folder)))
+    write_log(data)
+    for file in closed_log_files(data):
+        for _ in archive_log_file(file, entries, "broker-a", writer="test"):
+            pass
 
 
 @contextlib.contextmanager

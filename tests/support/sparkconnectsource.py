@@ -70,9 +70,18 @@ def main(name_server: str, topic: str, copy: str, folder: str) -> None:
         "reported": sum(topic.num_input_rows or 0 for each in reports for topic in each.topics),
         "last": None if last is None else [(each.topic, each.lag) for each in last.topics],
         **by_sql(spark, name_server, topic),
+        "archived": in_archive(spark, Path(folder) / "archive"),
     }
     print(json.dumps(said), flush=True)
     spark.stop()
+
+
+def in_archive(spark: SparkSession, archive: Path) -> int:
+    """The messages up to an offset, which are read without a name server or a broker."""
+    ends = json.dumps({"orders": {"broker-a:0": 10, "broker-a:1": 10}})
+    given = {"nameServer": "127.0.0.1:1", "subscribe": "orders", "archive": str(archive)}
+    frame = spark.read.format("rocketmq").options(**given, endingOffsets=ends).load()
+    return int(frame.count())
 
 
 def by_sql(spark: SparkSession, name_server: str, topic: str) -> dict[str, object]:

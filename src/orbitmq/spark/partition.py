@@ -105,7 +105,7 @@ def _record_batches(
     ranges: Sequence[QueueRange], options: ReadOptions, decoder: _Decoder
 ) -> Iterator[pa.RecordBatch]:
     left, may_skip = tuple(ranges), not options.fail_on_data_loss and options.archive is None
-    while left:
+    while True:
         try:
             with receive_buffer(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
                 for stretch in _joined(_chunks(left, options, memory, may_skip=may_skip)):
@@ -123,6 +123,8 @@ def _record_batches(
                 continue
             yield from decoder.archived(older)
             left = _left_after(left, older.wanted)
+            if not left:
+                return
         except BrokerRefused as refused:
             if _is_for_want_of_a_group(refused, options.group):
                 raise UnnamedReadRefused(options.group, str(refused)) from refused
