@@ -50,7 +50,8 @@ from orbitmq.spark.options import (
     write_options,
 )
 from orbitmq.spark.source import arrow_schema, check_schema, schema_with_value
-from tests.support.bodyformats import DESCRIPTOR, ORDER_SCHEMA
+from orbitmq.spark.wirecolumns import Cursor, avro_columns
+from tests.support.bodyformats import DESCRIPTOR, NUMBERS, ORDER_SCHEMA, PLAIN_SCHEMA
 
 LEAST = {"nameServer": "127.0.0.1:9876", "subscribe": "orders"}
 JSON = BodyOptions(form="json", schema="ignored BIGINT")
@@ -350,6 +351,116 @@ def test_protobuf_that_does_not_fit_says_why():
 
     assert found.value.is_valid().to_pylist() == [True, False]
     assert "Error parsing message" in found.problems[1]
+
+
+# ---- many bodies at once
+
+PLAIN = BodyOptions(form="avro", schema=json.dumps(PLAIN_SCHEMA))
+IN_NUMBERS = BodyOptions(form="protobuf", descriptor=DESCRIPTOR, message="shop.Numbers")
+INTS = st.integers(-(2**31), 2**31 - 1)
+LONGS = st.one_of(INTS, st.integers(-(2**63), 2**63 - 1))
+FLOATS = st.floats(width=32, allow_nan=False)
+ITEMS = st.fixed_dictionaries({"sku": st.text(max_size=3), "count": INTS})
+AVRO_ITEMS = st.fixed_dictionaries(
+    {"sku": st.binary(max_size=3), "sizes": st.lists(INTS, max_size=3)}
+)
+PLAIN_VALUES = st.fixed_dictionaries(
+    {
+        "id": LONGS,
+        "name": st.none() | st.text(max_size=5),
+        "paid": st.booleans(),
+        "count": st.none() | INTS,
+        "half": FLOATS,
+        "ratio": FLOATS,
+        "code": st.binary(min_size=3, max_size=3),
+        "state": st.sampled_from(["NEW", "PAID"]),
+        "labels": st.dictionaries(st.text(max_size=2), st.none() | LONGS, max_size=3),
+        "items": st.lists(AVRO_ITEMS, max_size=3),
+        "last": st.none() | AVRO_ITEMS,
+    }
+)
+
+
+def of_number(name: str) -> st.SearchStrategy[Any]:
+    if name == "BOOL":
+        return st.booleans()
+    if name in ("FLOAT", "DOUBLE"):
+        return FLOATS
+    if name.startswith(("U", "FIXED")):
+        return st.integers(0, 2 ** int(name[-2:]) - 1)
+    return INTS if name.endswith("32") else LONGS
+
+
+NUMBERS_VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        **{name.lower(): of_number(name) for name in NUMBERS},
+        **{f"{name.lower()}s": st.lists(of_number(name), max_size=3) for name in NUMBERS},
+        "states": st.lists(st.sampled_from(["NEW", "PAID"]), max_size=3),
+        "items": st.lists(ITEMS, max_size=3),
+    },
+).flatmap(
+    lambda value: st.sampled_from([value, value | {"text": "é"}, value | {"item": {"count": 1}}])
+)
+#: A row, a place in its body, and a byte for it, or where it is cut.
+DAMAGES = st.lists(
+    st.tuples(st.integers(0, 99), st.integers(0, 99), st.none() | st.integers(0, 255))
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "values"), [(PLAIN, PLAIN_VALUES), (IN_NUMBERS, NUMBERS_VALUES)]
+)
+@given(data=st.data(), damages=st.just([]) | DAMAGES)
+def test_bodies_decoded_at_once_are_as_if_decoded_one_by_one(options, values, data, damages):
+    encode = BodyEncoder(options, ["value"], ()).encode
+    some = [encode(each) for each in data.draw(st.lists(values, min_size=1, max_size=4))]
+    bodies = [bytearray(some[row % len(some)]) for row in range(20)]
+    for row, place, byte in damages:
+        body = bodies[row % len(bodies)]
+        body[place % (len(body) + 1) :] = b"" if byte is None else bytes([byte])
+    column = pa.array([bytes(each) for each in bodies], pa.binary())
+    kind = value_type(options)
+    assert isinstance(kind, DataType)
+    decoder = BodyDecoder(options, kind)
+
+    found = decoder.decode(column)
+    singles = [decoder.decode(column.slice(row, 1)) for row in range(len(column))]
+
+    found.value.validate(full=True)
+    assert found.value.equals(pa.concat_arrays([each.value for each in singles]))
+    assert found.problems == {
+        row: each.problems[0] for row, each in enumerate(singles) if each.problems
+    }
+
+
+def test_what_is_left_to_decode_one_by_one_is_the_exception():
+    value = {
+        "id": -1,
+        "name": "é",
+        "paid": True,
+        "count": None,
+        "half": 0.5,
+        "ratio": 0.25,
+        "code": b"abc",
+        "state": "PAID",
+        "labels": {"a": 1, "b": None},
+        "last": None,
+        "items": [{"sku": b"x", "sizes": [1, 2]}, {"sku": b"", "sizes": []}],
+    }
+    kind = value_type(PLAIN)
+    assert isinstance(kind, DataType)
+    bodies = pa.array([avro_writer(avro_schema(PLAIN.schema or ""))(value)] * 3, pa.binary())
+
+    at_once = avro_columns(avro_schema(PLAIN.schema or ""), arrow_type(kind))(Cursor.over(bodies))
+    orders = decoded(
+        of_protobuf(),
+        *encoded({"value": PROTO_ORDER}, PROTOBUF, of_protobuf()) * 20,
+        options=PROTOBUF,
+    )
+
+    assert at_once.to_pylist(maps_as_pydicts="strict") == [value] * 3
+    assert orders == [PROTO_ORDER | {"labels": [("a", 1)]}] * 20
 
 
 # ---- encoding

@@ -41,8 +41,46 @@ ORDER_SCHEMA: Final[dict[str, Any]] = {
 }
 
 
+#: What is decoded for all rows at once: no decimals, unions of a type and null alone.
+PLAIN_SCHEMA: Final[dict[str, Any]] = {
+    "type": "record",
+    "name": "Plain",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "paid", "type": "boolean"},
+        {"name": "count", "type": ["int", "null"]},
+        {"name": "half", "type": "float"},
+        {"name": "ratio", "type": "double"},
+        {"name": "code", "type": {"type": "fixed", "name": "Code", "size": 3}},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}},
+        {"name": "labels", "type": {"type": "map", "values": ["null", "long"]}},
+        {
+            "name": "items",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Item",
+                    "fields": [
+                        {"name": "sku", "type": "bytes"},
+                        {"name": "sizes", "type": {"type": "array", "items": "int"}},
+                    ],
+                },
+            },
+        },
+        {"name": "last", "type": ["null", "Item"]},
+    ],
+}
+#: Types of numbers in `shop.Numbers`, each alone and as a list.
+NUMBERS: Final = (
+    *("INT32", "INT64", "UINT32", "UINT64", "SINT32", "SINT64", "BOOL"),
+    *("FIXED32", "FIXED64", "SFIXED32", "SFIXED64", "FLOAT", "DOUBLE"),
+)
+
+
 def _descriptor() -> bytes:
-    """What `protoc --include_imports -o FILE` makes of a file with orders."""
+    """What `protoc --include_imports -o FILE` makes of a file with orders and numbers."""
     pb2 = import_module("google.protobuf.descriptor_pb2")
     files = pb2.FileDescriptorSet()
     for name in ("timestamp", "duration"):
@@ -84,6 +122,15 @@ def _descriptor() -> bytes:
     order.oneof_decl.add(name="_note")
     field(order, "note", kinds.TYPE_STRING, oneof_index=0, proto3_optional=True)
     field(order, "first", kinds.TYPE_MESSAGE, ".shop.Item")
+    numbers = file.message_type.add(name="Numbers")
+    for name in NUMBERS:
+        field(numbers, name.lower(), getattr(kinds, f"TYPE_{name}"))
+        field(numbers, f"{name.lower()}s", getattr(kinds, f"TYPE_{name}"), label=many)
+    numbers.oneof_decl.add(name="either")
+    field(numbers, "text", kinds.TYPE_STRING, oneof_index=0)
+    field(numbers, "item", kinds.TYPE_MESSAGE, ".shop.Item", oneof_index=0)
+    field(numbers, "states", kinds.TYPE_ENUM, ".shop.State", label=many)
+    field(numbers, "items", kinds.TYPE_MESSAGE, ".shop.Item", label=many)
     data: bytes = files.SerializeToString()
     return data
 

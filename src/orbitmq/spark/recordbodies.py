@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 #: Decodes bodies without nulls; raises anything if one does not fit.
 Decode = Callable[["pa.Array"], "pa.Array"]
+#: Bodies that are decoded at once; fewer are faster one by one.
+_FEWEST: Final = 16
 
 # Avro
 
@@ -206,10 +209,32 @@ def avro_decode(text: str, kind: pa.DataType) -> Decode:
     numbered = _numbered(parsed, kind, {})
     read = avro_reader(avro_schema(json.dumps(_without_times(json.loads(text)))))
 
+    def each(bodies: pa.Array) -> pa.Array:
+        return pa.array([read(body) for body in bodies.to_pylist()], numbered)
+
+    by_columns = _by_columns(lambda module: module.avro_columns(parsed, numbered), each)
+
     def decode(bodies: pa.Array) -> pa.Array:
-        values = [read(each) for each in bodies.to_pylist()]
-        found = pa.array(values, numbered)
+        found = by_columns(bodies)
         return found if numbered == kind else found.cast(kind, safe=False)
+
+    return decode
+
+
+def _by_columns(make: Callable[[Any], Callable[[Any], pa.Array]], each: Decode) -> Decode:
+    """Decodes all bodies at once, and one by one what is unfit for that."""
+    from orbitmq.spark import wirecolumns  # noqa: PLC0415  # tasks only
+
+    try:
+        read = make(wirecolumns)
+    except wirecolumns.Unfit:
+        return each
+
+    def decode(bodies: pa.Array) -> pa.Array:
+        if len(bodies) >= _FEWEST:
+            with suppress(wirecolumns.Unfit):
+                return read(wirecolumns.Cursor.over(bodies))
+        return each(bodies)
 
     return decode
 
@@ -316,10 +341,12 @@ def protobuf_decode(descriptor: bytes, message: str, kind: pa.DataType) -> Decod
     made = protobuf_class(descriptor, message)
     parse = made.FromString
 
-    def decode(bodies: pa.Array) -> pa.Array:
-        return _messages(made.DESCRIPTOR, [parse(each) for each in bodies.to_pylist()], kind)
+    def each(bodies: pa.Array) -> pa.Array:
+        return _messages(made.DESCRIPTOR, [parse(body) for body in bodies.to_pylist()], kind)
 
-    return decode
+    return _by_columns(
+        lambda module: module.protobuf_columns(made.DESCRIPTOR, kind, _PROTOBUF_NAMES), each
+    )
 
 
 def _messages(message: Any, found: Sequence[Any], kind: pa.DataType) -> pa.Array:
