@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tarfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
-from tests.support.command import Started
+from tests.support.command import ROOT, Started, importing
 from tests.support.filling import fill, numbered
 from tests.support.sparking import in_files, until
 from tests.support.sparkkilling import Job, SparkCluster, python_workers
@@ -61,3 +66,53 @@ def test_a_worker_of_the_cluster_dies_and_every_message_is_there_once(tmp_path):
     counts = Counter(in_files(tmp_path))
     assert sorted(counts) == list(range(4 * COUNT))
     assert set(counts.values()) == {1}
+
+
+def environment_in(folder: Path) -> Path:
+    """A Python environment as `venv-pack` makes it, but with links instead of 1 GB of packages."""
+    packages = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
+    places = [ROOT / "src", *(path for path in sys.path if path.endswith("site-packages"))]
+    (packages / "linked.pth").write_text("".join(f"{place}\n" for place in places))
+    home = Path(sys.executable).resolve().parent
+    (folder / "pyvenv.cfg").write_text(f"home = {home}\n")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(home / f"python3.{sys.version_info.minor}")
+    return folder
+
+
+@pytest.mark.timeout(600)
+def test_an_environment_travels_with_the_job(tmp_path, orbit_cluster):
+    orbit_cluster.create_topic(TOPIC, queues=2)
+    fill(orbit_cluster.broker_addresses[0], TOPIC, numbered(100, queues=2))
+    driver = tmp_path / "driver"
+    unpacked = environment_in(driver / "environment")
+    archive = tmp_path / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(unpacked, arcname=".")
+
+    def run(cwd: Path, master: str) -> subprocess.CompletedProcess[str]:
+        words = (orbit_cluster.name_server, TOPIC, master, str(archive))
+        return subprocess.run(
+            [sys.executable, "-m", "tests.support.sparkarchived", *words],
+            cwd=cwd,
+            env=importing() | {"PYSPARK_PYTHON": "./environment/bin/python"},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+
+    with SparkCluster(tmp_path / "spark", workers=1) as cluster:
+        beside_it = run(driver, cluster.master)
+        elsewhere = run(tmp_path, cluster.master)
+
+    assert beside_it.returncode == 0, beside_it.stderr[-3000:]
+    places = json.loads(beside_it.stdout.splitlines()[-1])
+    assert len(places) == 100
+    for place in set(places):
+        prefix, folder = place.split()
+        assert Path(prefix) == Path(folder) / "environment"
+        assert tmp_path / "spark" in Path(folder).parents
+    # The driver plans reads with the same relative path.
+    assert 'Cannot run program "./environment/bin/python"' in elsewhere.stderr

@@ -178,8 +178,9 @@ def prepare(environment: MutableMapping[str, str]) -> None:
     """
     if importlib.util.find_spec("pyspark") is None:
         raise NoSpark
-    for variable in _INTERPRETERS:
-        environment.setdefault(variable, sys.executable)
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    # By this one, if it is set, Spark runs a source that it finds by itself, on executors as well.
+    environment.setdefault("PYSPARK_DRIVER_PYTHON", environment["PYSPARK_PYTHON"])
     java = find_java(environment)
     if not environment.get("JAVA_HOME"):
         environment["JAVA_HOME"] = str(java.home)
