@@ -215,12 +215,13 @@ class TaskLink:
                 nonce = await reader.readexactly(_NONCE)
                 hello = _Hello(task, _proof(offer.secret, nonce, task))
                 writer.write(_framed(msgspec.msgpack.encode(hello)))
-                is_accepted = await reader.readexactly(1) == _TAKEN
-            except asyncio.IncompleteReadError:
-                is_accepted = False
-            if not is_accepted:
+                await reader.readexactly(1)
+            except BaseException as error:
                 writer.close()
-                raise LinkRefused("the job of this task is over, or another attempt handles it")
+                if isinstance(error, asyncio.IncompleteReadError):
+                    why = "the job of this task is over, or another attempt handles it"
+                    raise LinkRefused(why) from error
+                raise
         return link
 
     def listen(self, renewed: Callable[[float], None], ended: Callable[[], None]) -> None:
