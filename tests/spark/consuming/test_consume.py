@@ -26,7 +26,7 @@ from orbitmq.spark import BatchSettings
 from orbitmq.spark.consuming.progress import BatchReport, PipelineFailed, PipelineState
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, make_topic, numbered
-from tests.support.sparkconsuming import DEADLINE, SOON, idle, progress_of
+from tests.support.sparkconsuming import DEADLINE, QUICK, SOON, idle, progress_of
 from tests.support.sparking import until
 from tests.support.sparkkilling import Job
 
@@ -207,13 +207,21 @@ def test_in_order_a_failing_message_holds_its_queue_and_no_other(
             assert one.ended <= following.began
 
 
-def test_a_group_is_shared_with_plain_consumers_that_come_and_go(pipeline, orbit_cluster, journal):
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_group_is_shared_with_plain_consumers_that_come_and_go(
+    pipeline, orbit_cluster, journal, ordered
+):
     """Eight queues; what changes hands is handled by one of the two, and once."""
     orbit_cluster.create_topic("orders", queues=8)
-    run = pipeline()
+    # No job ends by itself.
+    run = pipeline(ordered=ordered, batch=replace(QUICK, follow=3600.0))
     run.on("orders")(journal.writing())
     plain = Consumer(
-        "billing", name_server=orbit_cluster.name_server, consume_from="first", rebalance=SOON
+        "billing",
+        name_server=orbit_cluster.name_server,
+        consume_from="first",
+        rebalance=SOON,
+        ordered=ordered,
     )
     plain.on("orders")(journal.writing())
 
@@ -242,6 +250,11 @@ def test_a_group_is_shared_with_plain_consumers_that_come_and_go(pipeline, orbit
     assert by_process[True] >= 200
     assert by_process[False] >= 800
     assert progress_of(orbit_cluster, "billing", "orders") == dict.fromkeys(range(8), 200)
+    if ordered:
+        for queue in range(8):
+            calls = sorted(entry for entry in journal.entries() if entry.queue == queue)
+            assert [entry.offset for entry in calls] == list(range(200))
+            assert all(one.ended <= following.began for one, following in pairwise(calls))
 
 
 def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(pipeline, orbit_cluster, journal):
@@ -429,7 +442,7 @@ def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ende
     pipeline, orbit_cluster, journal, tmp_path
 ):
     make_topic(orbit_cluster, "orders", 60, queues=2)
-    run = pipeline(ordered=True)
+    run = pipeline(ordered=True, batch=replace(QUICK, tasks=2))
     run.on("orders")(journal.writing(dying_beside_a_slow_one(tmp_path)))
 
     with run:
