@@ -225,7 +225,8 @@ def test_a_task_reports_each_result_once_and_ends_when_its_driver_says_so(
     worker, link, loop, orbit_cluster
 ):
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(5))
-    offer, found = loop.run(opened(link)), []
+    offer = loop.run(opened(link))
+    found: list[PieceReport] = []
     busy = worker(lambda message: None)
     piece = Piece(QueueRange(QUEUE, 2, 5))
 
@@ -298,7 +299,7 @@ def test_only_the_first_attempt_of_a_task_with_the_secret_is_accepted(link, loop
         loop.run(task.close())
 
 
-def test_a_report_of_an_earlier_job_is_not_taken(link, loop):
+def test_a_report_of_an_earlier_job_is_not_taken(link: DriverLink, loop):
     async def report_late() -> list[PieceReport]:
         task = await TaskLink.connected(link.open(1), 0)
         link.open(1)
