@@ -414,7 +414,7 @@ _TO_HANDLERS = {
         lambda: handled(_STAGE, _PACE_OF_HANDLERS, _WINDOW, "consume"),
         lambda mode=mode: handled(_STAGE, _PACE_OF_HANDLERS, _WINDOW, mode),  # type: ignore[misc]
     )
-    for mode in ("micro-batch", "real-time")
+    for mode in ("micro-batch", "real-time", "real-time to a topic")
 }
 
 
@@ -422,8 +422,8 @@ def _to_handlers() -> Iterator[Bench]:
     """From send to a handler in a worker: ours beside Kafka's source, and beside what is wanted."""
     name = "send to handler on executors, 1,000 messages/s"
     for mode, arrivals in _TO_HANDLERS.items():
-        peer = f"Spark's own Kafka source in {mode} mode, and foreach"
-        note = "one by one; consume against a Python function of foreach"
+        peer = f"Spark's own Kafka source, {mode}"
+        note = "one by one; consume beside foreach, or beside Kafka's sink and a consumer of it"
         looks = ("median", arrivals.make, None), ("99th percentile", arrivals.look_again, 1.0)
         for look, prepare, target in looks:
             line = f"{name}, beside Kafka's {mode}, {look}"

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from benchmarks.load.sparkstage import SparkStage
 
-#: Who calls handlers on executors: a group of ours, or Kafka's source in one of Spark's modes.
-Handling: TypeAlias = Literal["consume", "micro-batch", "real-time"]
+#: Who calls handlers on executors: a group of ours, or Kafka's source in one of Spark's modes. What
+#: real-time mode is made for is rows that stay in Java: to Kafka's sink, from which we read them.
+Handling: TypeAlias = Literal["consume", "micro-batch", "real-time", "real-time to a topic"]
 
 #: For the first rows of a stream, and for the last of a window.
 _DEADLINE = 60.0
@@ -159,16 +160,51 @@ def _query(handling: Handling) -> Callable[..., Callable[[], None]]:
             **stage.kafka_source(topic), startingOffsets="earliest"
         )
         writer = source.load().select("value").writeStream.outputMode("update")
-        if handling == "real-time":
+        if handling != "micro-batch":
             if "realTime" not in inspect.signature(writer.trigger).parameters:
                 raise NotAtHand("Spark has a real-time mode from 4.1 on")
             mode: Any = {"realTime": _REAL_TIME}
             writer = writer.trigger(**mode)
-        writer = writer.foreach(lambda row: handle(bytes(row[0])))
-        query = writer.option("checkpointLocation", stage.checkpoint()).start()
-        return query.stop
+        writer = writer.option("checkpointLocation", stage.checkpoint())
+        stack = ExitStack()
+        if handling == "real-time to a topic":
+            address, sink = stage.kafka.address, stage.new_kafka_topic()
+            options = {"kafka.bootstrap.servers": address, "topic": sink}
+            writer = writer.format("kafka").options(**options)
+            stack.enter_context(_polled(address, sink, handle))
+        else:
+            writer = writer.foreach(lambda row: handle(bytes(row[0])))
+        stack.callback(writer.start().stop)
+        return stack.close
 
     return start
+
+
+@contextmanager
+def _polled(address: str, topic: str, handle: Callable[[bytes], None]) -> Iterator[None]:
+    """Hands over every message of a topic of Kafka's, in a thread."""
+    import confluent_kafka  # noqa: PLC0415  # of few lines
+
+    is_over = threading.Event()
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": address, "group.id": topic, "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic])
+
+    def poll() -> None:
+        while not is_over.is_set():
+            message = consumer.poll(0.2)
+            if message is not None and not message.error():
+                handle(message.value() or b"")
+        consumer.close()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 class _Window:
