@@ -17,9 +17,10 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import AccessDenied, OrbitError, SettingError
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Seconds that a cancelled batch has to end, and between two cancellations.
 _CANCELLED: Final = 10.0
@@ -98,7 +101,7 @@ class BatchLoop:
         self._tasks = 1
         self._thread: threading.Thread | None = None
         #: Runs jobs that follow queues, beside the thread that looks after them.
-        self._runner = ThreadPoolExecutor(1, f"orbitmq job {driver.group}")
+        self._runner = JobThread(f"orbitmq job {driver.group}")
         self._batches_until = float("-inf")  #: until then no job follows queues
         self._unreached = 0  #: jobs in a row whose tasks did not reach the driver
         #: The beginning of what the next report is about: date and time.
@@ -147,7 +150,7 @@ class BatchLoop:
         thread.join(self._settings.stop)
         if thread.is_alive():
             self._cancel(thread)
-        self._runner.shutdown(wait=False)
+        self._runner.stop()
 
     def _cancel(self, thread: threading.Thread) -> None:
         """Cancel the running batch, repeatedly: its job may only be about to start."""
@@ -375,7 +378,7 @@ class BatchLoop:
     def _follow(self, planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
         """Run a job whose tasks follow their queues, and end it when something else is due."""
         offer = self._driver.open_link(len(sizes))
-        job = self._runner.submit(self._run_job, planned, sizes, offer)
+        job = self._runner.submit(lambda: self._run_job(planned, sizes, offer))
         began = had_slots = self._clock.monotonic()
         why: str | None = None
         is_complete = False
@@ -534,6 +537,36 @@ class BatchLoop:
     def _note(self, error: str) -> None:
         with self._news:
             self._last_error = error
+
+
+class JobThread:
+    """One thread for all jobs, as Java keeps one for each thread; it keeps no program alive."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have a call made; calls are made one after the other."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def stop(self) -> None:
+        """End the thread after its calls."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (found := self._calls.get()) is not None:
+            future, call = found
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  # raised where the result is wanted
+                future.set_exception(error)
 
 
 def _has_run(report: PieceReport) -> bool:

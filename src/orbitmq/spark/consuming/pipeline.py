@@ -100,8 +100,9 @@ def consume(
 
     Parameters mean the same as for a `Consumer`, and a handler may be used with both. Handlers run
     in Spark's workers, `workers` calls in parallel in each task. `batch` limits the work of one
-    Spark job. `on_batch` is called in the driver after every batch. `console` is the address of a
-    console that receives progress, by default that of ORBITMQ_CONSOLE.
+    Spark job. `on_batch` is called in the driver after every batch, and twice a second while a job
+    handles messages as they arrive. `console` is the address of a console that receives progress,
+    by default that of ORBITMQ_CONSOLE.
     """
     settings = consume or ConsumeSettings()
     changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
@@ -672,7 +673,8 @@ class BatchSettings:
     """Limits and times of batches, in seconds."""
 
     messages: int = 50_000  #: of one batch at most, all queues together
-    #: A task begins no call after this time; messages that it did not reach are planned again.
+    #: A task begins no call after this time; messages that it did not reach are planned again. If
+    #: it follows its queues, the time counts from its last report to the driver.
     #: Below `RebalanceSettings.handover`, so that queues change hands without repetition.
     seconds: float = 5.0
     tasks: int | None = None  #: of one batch; None: as many as the session runs in parallel

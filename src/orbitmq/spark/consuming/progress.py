@@ -75,7 +75,7 @@ _COUNTS: Final = ("done", "retried", "dead", "kept", "held", "failed", "missing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """The result of a batch."""
+    """The result of a batch, or of the time since the last report of a job that follows queues."""
 
     number: int
     began_at: float  #: seconds since the epoch
