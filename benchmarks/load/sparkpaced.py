@@ -103,7 +103,7 @@ def handled(
         stack.callback(start(stage, topic, _handler(journal)))
         _wait_for(lambda: bool(_seen(journal)), "the first message")
         # Until what arrived meanwhile is handled.
-        _wait_for(lambda: _lag(journal) < _COLD / 10, "a handler that keeps up")
+        _wait_for(lambda: _lag(journal) < _COLD, "a handler that keeps up")
         time.sleep(_COLD)
         began = time.monotonic()
         time.sleep(seconds)
