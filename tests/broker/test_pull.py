@@ -886,7 +886,7 @@ def test_an_answer_says_the_same_in_any_number_of_pieces(
 
 
 def test_an_answer_that_no_frame_can_take_is_refused():
-    result = replace(found([KIB]), size=1 << 30)
+    result = msgspec.structs.replace(found([KIB]), size=1 << 30)
 
     with pytest.raises(EncodeError, match="a frame may have"):
         PullAnswers().make(request(), 0, "FOUND", (0, 9, 0, 9, 0, 0), result)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orbitmq.filter.sql import compile_sql
 from orbitmq.filter.tags import Properties, TagFilter, parse_tags
-from orbitmq.store.read import ReadStatus
+from orbitmq.store.read import ReadResult, ReadStatus
 from orbitmq.store.settings import ReadSettings, WriteFailed
 from orbitmq.store.store import Store
 from tests.support.store import SMALL, QuickFiles, messages_of, put
@@ -26,6 +27,11 @@ def filled(store: Store, count: int, size: int = 10) -> Store:
         put(store, "T", 0, bytes([number % 256]) * size, {"TAGS": "A"})
     store.write()
     return store
+
+
+def but_pieces(result: ReadResult) -> ReadResult:
+    """The result without what depends on the way."""
+    return msgspec.structs.replace(result, pieces=(), judged=0)
 
 
 @pytest.mark.parametrize("one_in", [2, 7, 9, 40, 300, 900])
@@ -167,7 +173,7 @@ def test_every_fast_way_does_what_the_rule_says(
             slow = store.read("T", 0, offset, asked, rule, max_bytes)
 
             assert b"".join(fast.pieces) == b"".join(slow.pieces)
-            assert replace(fast, pieces=(), judged=0) == replace(slow, pieces=(), judged=0)
+            assert but_pieces(fast) == but_pieces(slow)
     store.abandon()
 
 
@@ -234,8 +240,6 @@ def test_a_read_in_parts_ends_with_what_one_in_one_go_gives(open_store, distance
             judged.append(result.judged)
 
         assert list(result.pieces) == list(whole.pieces)
+        assert but_pieces(result) == but_pieces(whole)
         assert max(judged) <= judge
         assert sum(judged) == whole.judged
-        for each in (result, whole):
-            each.pieces, each.judged = (), 0
-        assert result == whole

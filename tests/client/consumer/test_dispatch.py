@@ -279,6 +279,27 @@ async def test_queues_share_a_worker_by_time_slices():
     assert changes < 59, "a queue lost the worker after every message"
 
 
+async def test_a_call_that_blocks_among_quick_ones_keeps_no_other_from_the_threads():
+    gate, seen = Gate(), []
+
+    def handle(message):
+        seen.append(message.queue_offset)
+        if message.queue_offset in (250, 350, 351):
+            gate(message)
+
+    async with consuming(handle, workers=4) as bench:
+        owned = bench.own(messages(200))
+        await until(lambda: bench.position(owned) == 200)
+        bench.feed(owned, messages(200, start=200))
+        await until(lambda: len(seen) == 400 and len(owned.window) == 3)
+        assert bench.position(owned) == 250, "results before the blocked call were not settled"
+        assert bench.consumption.in_hand(owned) == 3
+        gate.open()
+        await until(lambda: bench.position(owned) == 400)
+
+    assert sorted(seen) == list(range(400))
+
+
 # ---- drains
 
 

@@ -413,7 +413,7 @@ class ConcurrentConsumption(BaseConsumption):
 
     def accept(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Consume messages of a queue, which are in its window already."""
-        if owned.is_draining or self._is_stopped:
+        if owned.is_draining or self._is_stopped or not messages:
             return
         work = self._works.get(owned)
         if work is None:
