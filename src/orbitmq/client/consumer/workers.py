@@ -63,7 +63,7 @@ class Job(Protocol):
 
     @property
     def took(self) -> float:
-        """Seconds of the last call."""
+        """Seconds of a call, in the mean of those that are not settled; 0 without any."""
 
     def run_in(self, context: Context, workers: ThreadWorkers) -> bool:
         """Run in a thread, the application's part in copies of `context`;
@@ -268,7 +268,8 @@ class ThreadWorkers:
         # Only this method removes jobs; those that finish meanwhile are reported next time.
         jobs = done[:]
         del done[: len(jobs)]
-        self._be_slow(max([job.took for job in jobs]) > QUICK)
+        took = max(job.took for job in jobs)
+        self._be_slow(took > QUICK if took else self._is_slow)
         self._timer = self._loop.call_later(SETTLE_PAUSE, self._settle)
         self._finished(list(dict.fromkeys(jobs)))
 
@@ -624,7 +625,7 @@ class Calls:
 
     __slots__ = (
         "_begun", "_done", "_is_reported", "_monotonic", "_others", "_times", "binding", "given_up",
-        "is_async", "left", "owned", "took", "waiting",
+        "is_async", "left", "owned", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -644,8 +645,6 @@ class Calls:
                 tuple(messages[begin : begin + size]) for begin in range(0, len(messages), size)
             )
         self._monotonic = monotonic
-        #: Seconds of the last call.
-        self.took = 0.0
         #: Offsets of calls that timed out: delivered again, whatever the outcome. The loop's own.
         self.given_up: set[int] = set()
         #: Messages that are not settled. The loop's own.
@@ -658,6 +657,10 @@ class Calls:
         self._done: list[Any] = []
         self._others: list[tuple[Sequence[ReceivedMessage], Outcome | None]] = []
         self._times: list[float] = []
+
+    @property
+    def took(self) -> float:
+        return sum(self._times) / len(self._times) if self._times else 0.0
 
     @property
     def is_begun(self) -> bool:
@@ -711,7 +714,7 @@ class Calls:
         done, times, ends = self._done, self._times, workers.ends
         begun = _Begun()
         self._begun.add(begun)
-        began = ended = monotonic()
+        ended = monotonic()
         while waiting:
             try:
                 some = waiting.popleft()
@@ -735,7 +738,6 @@ class Calls:
                 workers.report(self)
             if ends:
                 break
-        self.took = ended - began
         self._begun.discard(begun)
         return False
 
