@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orbitmq.message.record import CONSTANTS_SIZE, CRC_BITS, FIXED_SIZE, Buffer, crc32, magic_for
 from orbitmq.message.stored import MIN_ELEMENT_SIZE
@@ -76,12 +77,15 @@ def batch_columns(batch: Buffer) -> BatchColumns | None:
     if end < LARGE * MIN_ELEMENT_SIZE or 2 * LARGE * _read_int(batch)[0] > 3 * end:
         return None
     data = bytes(batch)
-    starts = _starts(data)
+    any_head = np.ndarray((end - _BODY_AT + 1,), _ANY_HEAD, data, strides=(1,))
+    at = _equal_starts(any_head, end, _read_int(data)[0])
+    starts = _starts(data) if at is None else at.tolist()
+    if at is None:
+        at = np.array(starts, np.int64)
+    heads = any_head[at]
     count = len(starts)
     if count < LARGE:
         return None
-    at = np.array(starts)
-    heads = np.ndarray((end - _BODY_AT + 1,), _ANY_HEAD, data, strides=(1,))[at]
     fields = heads.view(_INT).reshape(count, -1).astype(np.int64)
     sizes, body_sizes = fields[:, _SIZE], fields[:, _BODY_SIZE]
     properties_sizes = sizes - body_sizes - MIN_ELEMENT_SIZE
@@ -104,6 +108,15 @@ def batch_columns(batch: Buffer) -> BatchColumns | None:
         sizes=sizes,
         flags=fields[:, _FLAG],
     )
+
+
+def _equal_starts(any_head: NDArray[np.void], end: int, size: int) -> Int64s | None:
+    """Where the elements begin if all have this size."""
+    if size < MIN_ELEMENT_SIZE or end % size:
+        return None
+    at: Int64s = np.arange(0, end, size)
+    sizes = any_head[at].view(_INT)[_SIZE :: _BODY_AT // _INT.itemsize]
+    return at if (sizes == size).all() else None
 
 
 def _starts(data: bytes) -> list[int]:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _HEAD: Final = np.dtype(
     [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_size", ">i4")]
 )
-_HEX_DIGITS: Final = np.array([tuple(f"{octet:02X}".encode()) for octet in range(256)], np.uint8)
+#: The two digits of each octet, as one number: half the time of taking pairs.
+_HEX_DIGITS: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 #: Bytes that separate properties, and so cannot be in their names and values.
 _SEPARATORS: Final = 2
 
@@ -178,8 +179,7 @@ def unique_ids(ids: UniqueIds, count: int) -> npt.NDArray[np.uint8]:
 
 def hexadecimal(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Rows of bytes as rows of upper-case digits."""
-    digits: npt.NDArray[np.uint8] = _HEX_DIGITS[raw].reshape(len(raw), 2 * raw.shape[1])
-    return digits
+    return _HEX_DIGITS[raw].view(np.uint8)
 
 
 def id_items(digits: npt.NDArray[np.uint8]) -> pa.StringArray:

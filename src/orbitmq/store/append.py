@@ -548,6 +548,8 @@ class EntryCodes:
 
         These have their length before them, two bytes, which may look like the start of an item.
         """
+        if _TAGS not in b"".join(tails):
+            return [0] * len(tails)
         known, codes = self._known, []
         for tail in tails:
             before, _, rest = tail.rpartition(_TAGS_ITEM)
