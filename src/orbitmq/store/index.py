@@ -1007,10 +1007,19 @@ def _entries_of_block(chunk: memoryview, tails: Ints) -> KeyEntries:
     starts, ends = tails[_TOPIC_START], tails[_END]
     firsts = np.cumsum(ends - starts + 1) - (ends - starts + 1)
     topic_ends = firsts + (tails[_TOPIC_END] - starts)
-    joined = bytearray(_SEPARATOR).join(
-        [chunk[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    )
-    joined += _SEPARATOR
+    size = int(ends[0] - starts[0])
+    if (ends - starts == size).all():
+        anywhere: NDArray[Any] = np.ndarray(
+            (len(chunk) - size + 1,), f"V{size}", chunk, strides=(1,)
+        )
+        rows = np.full((len(starts), size + 1), _ITEM_END, np.uint8)
+        rows[:, :-1] = anywhere[starts].view(np.uint8).reshape(-1, size)
+        joined = bytearray(rows)
+    else:
+        joined = bytearray(_SEPARATOR).join(
+            [chunk[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        )
+        joined += _SEPARATOR
     text = np.frombuffer(joined, np.uint8)
     text[topic_ends] = _ITEM_END
     text[topic_ends + 1] = _ITEM_END
