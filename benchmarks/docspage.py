@@ -84,15 +84,16 @@ packages of most distributions are built so; what `pyenv install` compiles is no
 `python -c "import sysconfig; print(sysconfig.get_config_var('CONFIG_ARGS'))"` shows how one was
 built.
 
-**Threads.** Threads that call `send` share the interpreter's lock. A send of 1 KiB takes about 25 µs
-of CPU under the lock, 5 µs in system calls outside of it and 24 µs at our broker, with one thread
-as with eight: waiting for the lock takes no CPU. So a process sends at most 40,000 messages a second
-in this way, whatever the number of its cores. The message and its frame are 5 of the 25 µs, the
-connection and the answer the rest. Sharing one connection, as Apache's client does, was tried with
-`submit(...).result()`: the broker's share falls to 10 µs with 32 threads, but handing each message
-and its result from thread to thread takes 45 µs more with eight. A free-threaded interpreter would
-lift the limit, not the cost: it was not measured, and on two cores, one of which the broker
-occupies, there is little to gain. `submit` takes a fifth of the time, `send_many` a fortieth.
+**Threads.** Threads that call `send` share the interpreter's lock. A send of 1 KiB takes about
+25 µs of CPU under the lock, 5 µs in system calls outside of it and 24 µs at our broker, with one
+thread as with eight: waiting for the lock takes no CPU. So a process sends at most 40,000 messages
+a second in this way, whatever the number of its cores. The message and its frame are 5 of the
+25 µs, the connection and the answer the rest. Sharing one connection, as Apache's client does, was
+tried with `submit(...).result()`: the broker's share falls to 10 µs with 32 threads, but handing
+each message and its result from thread to thread takes 45 µs more with eight. A free-threaded
+interpreter would lift the limit, not the cost: it was not measured, and on two cores, one of which
+the broker occupies, there is little to gain. `submit` takes a fifth of the time, `send_many` a
+twentieth.
 
 ## How to repeat it
 
