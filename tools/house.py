@@ -21,10 +21,10 @@ ROOT = Path(__file__).parent.parent
 
 #: The largest value that is allowed.
 LIMITS: Mapping[str, int] = {
-    "modules": 221,
+    "modules": 222,
     "modules with one importer, in their own package": 24,
     "modules named by a gerund": 3,
-    "lines of code": 79_250,
+    "lines of code": 79_700,
     "lines of code in the client": 22_650,
     "lines of tests": 73_300,
     "module heads over 12 lines": 0,
