@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from orbitmq.broker.access import open_access
 from orbitmq.broker.config import ConfigTables
 from orbitmq.broker.counters import Counters, Latencies
+from orbitmq.broker.dedup import Deduplication
 from orbitmq.broker.delays import Delays
 from orbitmq.broker.filters import FilterTable
 from orbitmq.broker.groups import (
@@ -219,6 +220,7 @@ class Broker:
         parts.writes.finish()
         try:
             await self._tables.close()
+            await parts.dedup.close()
         finally:
             parts.store.close()
             self._parts = None
@@ -292,6 +294,8 @@ class Broker:
         try:
             self._tables = tables = ConfigTables(parts, self._disk)
             tables.load()
+            parts.dedup = Deduplication(parts, self._disk)
+            parts.dedup.load()
         except BaseException:
             store.close()
             raise
@@ -341,6 +345,7 @@ class Broker:
     def _tick(self, parts: Parts) -> None:
         """A few times a second: the store's own work, and changes outside of writes."""
         parts.store.tick()
+        parts.dedup.step()
         parts.latencies.puts.tick(parts.clock.monotonic())
         parts.registration.notice()
         if self._tables is not None:
@@ -429,6 +434,7 @@ class Parts:
     held: HeldPulls
     scheduler: Scheduler
     destinations: Destinations
+    dedup: Deduplication
     delays: Delays
     timers: Timers
     transactions: TransactionChecks

@@ -162,6 +162,21 @@ class TransactionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DedupSettings:
+    """How long producers' ids of messages (`dedup_id`) are remembered. Not in Apache."""
+
+    enabled: bool = True  #: off: ids are stored and mean nothing
+    window: float = 86_400.0  #: seconds for which an id is remembered, while its message is kept
+    topic_ids: int = 1_000_000  #: ids of one topic; above this, the oldest are forgotten
+    #: Ids of all topics; above this, the largest one's oldest. Each takes about 115 bytes of
+    #: memory, and 20 on the disk.
+    ids: int = 4_000_000
+
+    def __post_init__(self) -> None:
+        check_positive("dedup", self, "window", "topic_ids", "ids")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySettings:
     """How replies reach the requesters."""
 
@@ -364,6 +379,7 @@ class BrokerSettings:
     progress: ProgressSettings = field(default_factory=ProgressSettings)
     delays: DelaySettings = field(default_factory=DelaySettings)
     transactions: TransactionSettings = field(default_factory=TransactionSettings)
+    dedup: DedupSettings = field(default_factory=DedupSettings)
     replies: ReplySettings = field(default_factory=ReplySettings)
     registration: RegistrationSettings = field(default_factory=RegistrationSettings)
     access: AccessSettings = field(default_factory=AccessSettings)

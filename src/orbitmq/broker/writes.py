@@ -68,6 +68,8 @@ class BatchPlace:
     queue_id: int
     number: int  #: in the queue, of the first message
     unique_id: str | None
+    #: Of messages that were stored before: see `SendMessageResponse.duplicates`.
+    duplicates: str | None = None
 
 
 class SendAnswers:
@@ -124,6 +126,7 @@ class SendAnswers:
         ids = self._offset_ids(offsets)
         # The encoder would search a thousand characters of ids for what has to be escaped.
         is_usual = code == ResponseCode.SUCCESS and request.serialization is _JSON
+        is_usual = is_usual and place.duplicates is None
         if is_usual and unique_id.isascii() and unique_id.isalnum():
             header = self._batch_success % (
                 ids,
@@ -138,6 +141,7 @@ class SendAnswers:
             queue_id=place.queue_id,
             queue_offset=place.number,
             transaction_id=place.unique_id,
+            duplicates=place.duplicates,
         )
         return self._encoded(code, request, fields)
 
@@ -236,6 +240,8 @@ class Writes:
         self._when_copied: WhenCopied | None = None
         #: Called before a write; may append to it. An exception refuses the write.
         self.before_write: list[Callable[[], None]] = []
+        #: Called once, after the present write, with whether it was stored; before any answer.
+        self.after_write: list[Callable[[bool], None]] = []
         self._store = store
         self._loop = loop
         self._latencies = latencies
@@ -369,6 +375,10 @@ class Writes:
             end, refusal = self._write()
         for counts in counting:
             counts.settle(are_stored=refusal is None)
+        if self.after_write:
+            after_write, self.after_write = self.after_write, []
+            for call in after_write:
+                call(refusal is None)
         if refusal is not None:
             self._fail(waiting_for_flush, refusal)
             self._fail(answered_after_write, refusal)

@@ -15,6 +15,7 @@ from orbitmq.client.serialization import Serializing, encoded_body, from_plain
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import BodyUnreadable, MessageRefused, SettingError
 from orbitmq.message.properties import (
+    DEDUP_ID,
     DELAY,
     ITEM_END,
     KEYS,
@@ -39,6 +40,7 @@ _INT32: Final = range(-(2**31), 2**31)
 #: The brokers' table has 18 levels; a broker can be configured with more. A broker delivers levels
 #: above its last one like its last one.
 _LEVELS: Final = range(2**15)
+LONGEST_DEDUP_ID: Final = 255
 
 
 class FormerFields(TypedDict, total=False):
@@ -76,6 +78,9 @@ class Message:
     ordering_key: str | None
     #: False: the broker's answer does not wait for the disk or for slaves.
     wait_stored: bool
+    #: An OrbitMQ broker stores one message of the topic with this id, for as long as it remembers
+    #: it (a day by default). The result of a copy names the first one. Apache's ignore it.
+    dedup_id: str | None
 
     def __init__(
         self,
@@ -93,6 +98,7 @@ class Message:
         deliver_at: Instant | None = None,
         ordering_key: str | int | None = None,
         wait_stored: bool = True,
+        dedup_id: str | None = None,
         tag: str | None = None,
         **former: Unpack[FormerFields],
     ) -> None:
@@ -126,6 +132,7 @@ class Message:
         _put_deliver_at(self, None if deliver_at is None else _deliver_at(deliver_at))
         _put_ordering_key(self, None if ordering_key is None else _ordering_key(ordering_key))
         _put_wait_stored(self, bool(wait_stored))
+        _put_dedup_id(self, None if dedup_id is None else _dedup_id(dedup_id))
         if delay_level or delay is not None or deliver_at is not None:
             self._check_one_delay()
 
@@ -152,6 +159,8 @@ class Message:
             found[TIMER_DELIVER_MS] = str(milliseconds_up(self.deliver_at))
         if not self.wait_stored:
             found[WAIT] = "false"
+        if self.dedup_id is not None:
+            found[DEDUP_ID] = self.dedup_id
         return found
 
     def __reduce__(self) -> tuple[Callable[[dict[str, object]], Message], tuple[object]]:
@@ -188,6 +197,7 @@ class Message:
     _put_deliver_at,
     _put_ordering_key,
     _put_wait_stored,
+    _put_dedup_id,
 ) = [getattr(Message, each.name).__set__ for each in fields(Message)]
 
 
@@ -200,6 +210,15 @@ def _former_ordering_key(ordering_key: str | int | None, former: FormerFields) -
 def _ordering_key(key: str | int) -> str:
     """Numbers are written as text, because other clients have texts only."""
     return _text("ordering_key", str(key) if type(key) is int else key)
+
+
+def _dedup_id(dedup_id: str) -> str:
+    if len(_text("dedup_id", dedup_id)) > LONGEST_DEDUP_ID:
+        raise MessageRefused(
+            "dedup_id",
+            f"has {len(dedup_id)} characters and may have {LONGEST_DEDUP_ID}; take a digest of it",
+        )
+    return dedup_id
 
 
 def _one_tag(tag: str, tags: str | None) -> str:

@@ -63,6 +63,7 @@ class BatchColumns:
     bodies: list[Buffer]
     body_sizes: Int64s
     tails: list[bytes]  #: properties, with their length before them
+    joined_tails: bytes
     sizes: Int64s  #: of whole elements
     flags: Int64s
 
@@ -97,7 +98,8 @@ def batch_columns(batch: Buffer) -> BatchColumns | None:
         return None
     cuts = tails_at.tolist()
     tails = [data[cut:stop] for cut, stop in zip(cuts, [*starts[1:], end], strict=True)]
-    if b"".join(tails).count(0) != lengths.tobytes().count(0):
+    joined = b"".join(tails)
+    if joined.count(0) != lengths.tobytes().count(0):
         return None  # zeros in properties are looked at more closely
     whole: Buffer = data if end < count * _VIEW_FROM else memoryview(data)
     return BatchColumns(
@@ -105,6 +107,7 @@ def batch_columns(batch: Buffer) -> BatchColumns | None:
         bodies=[whole[start + _BODY_AT : cut] for start, cut in zip(starts, cuts, strict=True)],
         body_sizes=body_sizes,
         tails=tails,
+        joined_tails=joined,
         sizes=sizes,
         flags=fields[:, _FLAG],
     )

@@ -184,6 +184,8 @@ EXTEND_UNIQ_INFO: Final = "EXTEND_UNIQ_INFO"
 DUP_INFO: Final = "DUP_INFO"
 BORN_HOST: Final = "__BORNHOST"
 BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
+#: OrbitMQ's own: a broker stores one message of a topic with this id. Apache's broker ignores it.
+DEDUP_ID: Final = "__DEDUP_ID"
 
 # Transactions.
 PRODUCER_GROUP: Final = "PGROUP"
@@ -252,7 +254,7 @@ CORRECTION_FLAG: Final = "CORRECTION_FLAG"
 MQ2_FLAG: Final = "MQ2_FLAG"
 
 
-#: Names that the Java client refuses as names of user properties (`MessageConst`).
+#: Names that the Java client refuses as names of user properties (`MessageConst`), and our own.
 RESERVED: Final = frozenset(
     {
         TRACE_SWITCH,
@@ -282,6 +284,7 @@ RESERVED: Final = frozenset(
         FIRST_POP_TIME,
         TRANSACTION_PREPARED_QUEUE_OFFSET,
         DUP_INFO,
+        DEDUP_ID,
         EXTEND_UNIQ_INFO,
         INSTANCE_ID,
         CORRELATION_ID,

@@ -167,6 +167,9 @@ class HeartbeatResponse(Header, frozen=True, kw_only=True, gc=False):
 
     supports_v2: bool | None = msgspec.field(name="IS_SUPPORT_HEART_BEAT_V2", default=None)
     is_sub_change: bool | None = msgspec.field(name="IS_SUB_CHANGE", default=None)
+    #: OrbitMQ's own: for how many seconds, and for how many messages of a topic, the broker
+    #: remembers `DEDUP_ID`, with a colon between.
+    dedup_window: str | None = None
 
 
 class UnregisterClientRequest(RequestHeader, frozen=True, kw_only=True, gc=False):
@@ -571,6 +574,10 @@ class SendMessageResponse(Header, frozen=True, kw_only=True, gc=False):
     recall_handle: str | None = None
     region: str | None = msgspec.field(name="MSG_REGION", default=None)
     trace_on: bool | None = msgspec.field(name="TRACE_ON", default=None)
+    #: OrbitMQ's own: the messages that were stored before, by their `DEDUP_ID`. For each, with
+    #: commas between: its place in the request, and queue, queue offset and unique id of the first
+    #: copy, with colons between.
+    duplicates: str | None = None
 
 
 class RecallMessageRequest(TopicRequestHeader, frozen=True, kw_only=True, gc=False):

@@ -173,6 +173,7 @@ class TopicHandler:
             parts.store.delete_topic(name, is_noted=is_known)
             parts.progress.remove_topic(name)
             parts.counters.forget_topic(name)
+            parts.dedup.forget(name)
             parts.timers.counts.forget(name)
             parts.transactions.halves.counts.forget(name)
             parts.held.wake(name)

@@ -143,7 +143,9 @@ class MembershipHandler:
         return request.answer(
             ResponseCode.SUCCESS,
             HeartbeatResponse(
-                supports_v2=True, is_sub_change=wants_subscriptions if is_short else True
+                supports_v2=True,
+                is_sub_change=wants_subscriptions if is_short else True,
+                dedup_window=self._parts.dedup.capability,
             ),
         )
 

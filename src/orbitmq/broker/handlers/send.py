@@ -11,10 +11,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orbitmq import names
 from orbitmq.broker.counters import TopicCounts
+from orbitmq.broker.dedup import MARK, RAW_MARK, Original, ids_of, key_of, keys_of
 from orbitmq.broker.errors import PutResult, Refused, SystemBusy, refusal_code
 from orbitmq.broker.groups import peer_of
 from orbitmq.broker.retries import PUT_OFF, Failure, given_up_properties
@@ -25,19 +26,27 @@ from orbitmq.errors import OrbitError
 from orbitmq.message.batchrecords import BatchColumns, batch_columns
 from orbitmq.message.properties import (
     CLUSTER,
+    DEDUP_ID,
     DELAY,
     INNER_NUM,
     MSG_REGION,
     POP_CK,
     RETRY_TOPIC,
     TRACE_SWITCH,
+    TRANSACTION_PREPARED,
     UNIQ_KEY,
     append_property,
     property_value,
     remove_properties,
     replace_property,
 )
-from orbitmq.message.record import INNER_BATCH, MAX_PROPERTIES, MessageError, PropertiesRefused
+from orbitmq.message.record import (
+    INNER_BATCH,
+    MAX_PROPERTIES,
+    Buffer,
+    MessageError,
+    PropertiesRefused,
+)
 from orbitmq.message.stored import StoredMessage, batch_fields, decode_message
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result
@@ -70,6 +79,17 @@ class _Course:
     is_retry: bool
 
 
+class _Batch(NamedTuple):
+    """A batch that is being stored."""
+
+    connection: Connection
+    header: SendMessageRequest
+    topic: str
+    queue_id: int
+    counts: TopicCounts
+    elements: BatchColumns | list[tuple[Buffer, int, bytes]]
+
+
 class SendHandler:
     """Stores messages of producers."""
 
@@ -80,7 +100,8 @@ class SendHandler:
         self._checks = SendChecks(parts)
         self._append = parts.store.append
         self._concern = parts.writes.transformations.concern
-        for mark in (_POP_CK, _INNER_NUM):
+        self._dedup = parts.dedup
+        for mark in (_POP_CK, _INNER_NUM, MARK):
             parts.writes.transformations.notice(mark)
         self._count = parts.counters.topic
         #: The prefix of every offset id.
@@ -177,6 +198,12 @@ class SendHandler:
         if size > self._max_body or len(raw) > MAX_PROPERTIES:
             raise self._checks.too_large(size, len(raw))
         waits = not writes.is_slow or waits_for_flush(properties)
+        dedup_id = None
+        if is_marked and MARK in properties and self._dedup.takes(header.topic):
+            dedup_id = _dedup_id_of(properties)
+            if dedup_id and (first := self._dedup.find(topic, dedup_id)):
+                self._answer_first(connection, request, topic, first, waits=waits)
+                return
         born_host: bytes = connection.context.born_host
         if is_marked:
             draft = Draft(
@@ -191,7 +218,9 @@ class SendHandler:
                 header.reconsume_times or 0,
                 waits=waits,
             )
-            self._take_draft(connection, request, draft, asked_queue, unique_id)
+            at = self._take_draft(connection, request, draft, asked_queue, unique_id)
+            if dedup_id:
+                self._dedup.note(topic, (key_of(dedup_id),), (at,))
             if course.is_retry and topic != header.topic:
                 self._checks.count_dead(header, properties)
             return
@@ -224,8 +253,8 @@ class SendHandler:
         draft: Draft,
         asked_queue: int,
         unique_id: str,
-    ) -> None:
-        """Store a message that may be parked first."""
+    ) -> int:
+        """Store a message that may be parked first; its offset in the log."""
         counts = self._count(draft.topic)
         size = len(draft.body)
         self._turns.transformations.apply(draft)
@@ -242,6 +271,32 @@ class SendHandler:
                 recall_handle=draft.recall_handle,
             ),
             waits=draft.waits,
+        )
+        return at
+
+    def _answer_first(
+        self,
+        connection: Connection,
+        request: Command,
+        topic: str,
+        first: Original,
+        *,
+        waits: bool,
+    ) -> None:
+        """Answer with the first copy of a message, when that is as safe as the policy demands."""
+        self._dedup.dropped[topic] += 1
+        self._turns.answer_later(
+            connection,
+            request,
+            SendMessageResponse(
+                msg_id=f"{self._id_prefix}{first.at:016X}",
+                queue_id=first.queue_id,
+                queue_offset=first.number,
+                transaction_id=first.unique_id,
+                recall_handle=first.recall_handle,
+                duplicates=first.told(0),
+            ),
+            waits=waits,
         )
 
     # A batch.
@@ -275,26 +330,94 @@ class SendHandler:
         if len(body) > self._settings.max_message_size:
             raise self._checks.too_large(len(body), 0)
         elements = batch_columns(body) or batch_fields(body)
+        batch = _Batch(connection, header, topic, queue_id, course.counts, elements)
+        if isinstance(elements, BatchColumns):
+            has_ids = RAW_MARK in elements.joined_tails
+        else:
+            has_ids = any(RAW_MARK in element[2] for element in elements)
+        has_ids = has_ids and self._dedup.takes(topic)
+        writes.answer_later(
+            connection,
+            request,
+            self._put_new(batch) if has_ids else self._put_batch(batch),
+            waits=not writes.is_slow or waits_for_flush(header.properties or ""),
+        )
+
+    def _put_batch(self, batch: _Batch) -> BatchPlace:
+        header, elements = batch.header, batch.elements
         offsets, number = self._parts.store.append_batch(
-            topic,
-            queue_id,
+            batch.topic,
+            batch.queue_id,
             elements,
             header.born_timestamp,
-            peer_of(connection).born_host,
+            peer_of(batch.connection).born_host,
             header.sys_flag,
             header.reconsume_times or 0,
         )
         if isinstance(elements, BatchColumns):
-            writes.count(course.counts, elements.body_sizes.tolist())
+            self._turns.count(batch.counts, elements.body_sizes.tolist())
         else:
-            writes.count(course.counts, [len(element[0]) for element in elements])
-        properties = header.properties or ""
-        writes.answer_later(
-            connection,
-            request,
-            BatchPlace(offsets, queue_id, number, unique_id_of(properties)),
-            waits=not writes.is_slow or waits_for_flush(properties),
+            self._turns.count(batch.counts, [len(element[0]) for element in elements])
+        return BatchPlace(offsets, batch.queue_id, number, unique_id_of(header.properties or ""))
+
+    def _put_new(self, batch: _Batch) -> BatchPlace:
+        """Store those messages of a batch whose ids are new."""
+        dedup, elements = self._dedup, batch.elements
+        if isinstance(elements, BatchColumns):
+            ids = ids_of(elements.tails, skip=2)
+        else:
+            ids = ids_of(element[2] for element in elements)
+        keys = keys_of(ids)
+        if all(ids) and dedup.are_new(batch.topic, keys):
+            place = self._put_batch(batch)
+            dedup.note(batch.topic, keys, [*map(int, place.offsets)])
+            return place
+        # The place of the first one with each id in this batch, and first copies in the log.
+        here: dict[bytes, int] = {}
+        firsts: dict[int, Original | int] = {}
+        for at, dedup_id in enumerate(ids):
+            if not dedup_id:
+                continue
+            if dedup_id in here:
+                firsts[at] = here[dedup_id]
+            elif (first := dedup.find(batch.topic, dedup_id)) is not None:
+                firsts[at] = first
+            else:
+                here[dedup_id] = at
+        if isinstance(elements, BatchColumns):
+            elements = batch_fields(elements.batch)
+        stored = [at for at in range(len(ids)) if at not in firsts]
+        offsets, number = self._put_chosen(batch, elements, stored)
+        noted = [at for at in stored if ids[at]]
+        if noted:
+            dedup.note(batch.topic, [keys[at] for at in noted], [offsets[at] for at in noted])
+        ranks = {at: rank for rank, at in enumerate(stored)}
+        told: list[str] = []
+        for at, found in firsts.items():
+            if isinstance(found, int):
+                its_id = property_value(elements[found][2], UNIQ_KEY) or ""
+                original = Original(offsets[found], batch.queue_id, number + ranks[found], its_id)
+            else:
+                original = found
+            offsets[at] = original.at
+            told.append(original.told(at))
+        dedup.dropped[batch.topic] += len(firsts)
+        return BatchPlace(
+            [offsets[at] for at in range(len(ids))],
+            batch.queue_id,
+            number,
+            unique_id_of(batch.header.properties or ""),
+            ",".join(told) or None,
         )
+
+    def _put_chosen(
+        self, batch: _Batch, elements: list[tuple[Buffer, int, bytes]], chosen: list[int]
+    ) -> tuple[dict[int, int], int]:
+        """Store some messages of a batch: their offsets in the log, and the first one's number."""
+        if not chosen:
+            return {}, self._parts.store.max_offset(batch.topic, batch.queue_id)
+        put = self._put_batch(batch._replace(elements=[elements[at] for at in chosen]))
+        return dict(zip(chosen, map(int, put.offsets), strict=True)), put.number
 
     def _course(self, request: Command, header: SendMessageRequest) -> _Course:
         """The state of a topic that may be sent to: checks 0 to 7."""
@@ -309,6 +432,19 @@ class SendHandler:
         if may_write(self._parts.settings.permission):
             self._courses[topic] = course
         return course
+
+
+def _dedup_id_of(properties: str) -> bytes | None:
+    """The id by which a message is de-duplicated. Raises `Refused` in a transaction."""
+    found = property_value(properties, DEDUP_ID)
+    if found and property_value(properties, TRANSACTION_PREPARED) == "true":
+        # The answer would name another transaction, which may have been rolled back.
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"a message of a transaction cannot have the property {DEDUP_ID}; the transaction's "
+            "own check keeps it from being delivered twice",
+        )
+    return found.encode() if found else None
 
 
 # The checks of a send, with the numbers of Apache's broker. Their order counts, because a client

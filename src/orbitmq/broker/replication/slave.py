@@ -468,6 +468,7 @@ class TableCopier:
             if parts.store.delete_topic_below(name, log_end):
                 self._doomed.discard(name)
                 parts.counters.forget_topic(name)
+                parts.dedup.forget(name)
                 log.info("topic deleted, as on the master", extra={"topic": name})
 
     def _take_groups(self, master: SubscriptionGroupTable) -> None:

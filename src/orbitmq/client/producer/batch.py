@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from orbitmq.client.message import Message
-from orbitmq.client.producer.send import Sending, SendResult, by_key, by_ordering_key
+from orbitmq.client.producer.send import (
+    Sending,
+    SendResult,
+    broker_of_id,
+    by_key,
+    by_ordering_key,
+    results_in,
+)
 from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused, OrbitError, SendFailed, SettingError
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement, encode_batch
@@ -143,6 +150,7 @@ async def send_in_batches(
             is_before_5=is_old,
             waits=first.wait_stored,
             message=first,
+            may_repeat=all(messages[each.place].dedup_id is not None for each in part),
         )
         now = monotonic()
         sending = Sending(
@@ -186,12 +194,16 @@ async def _bound(
     drafting: Drafting,
     left: Callable[[], float],
 ) -> dict[int, Queue]:
-    """The queues of the messages that have an ordering key, by their places."""
+    """The queues of messages with an ordering key or a `dedup_id`, by their places.
+
+    A `dedup_id` binds a message only where a topic has several brokers.
+    """
     bound: dict[int, Queue] = {}
     #: One look for the whole call: queues that come or go meanwhile do not part a key's messages.
     of_topics: dict[str, tuple[Queue, ...]] = {}
+    chosen: dict[tuple[str, str], Queue] = {}
     for place, message in enumerate(messages):
-        if message.ordering_key is None:
+        if message.ordering_key is None and message.dedup_id is None:
             continue
         topic = message.topic
         if topic not in of_topics:
@@ -199,16 +211,24 @@ async def _bound(
                 of_topics[topic] = await publisher.queues(drafting.wire_topic(topic), left())
             except OrbitError as error:
                 raise _failed(topic, error, [None] * len(messages)) from error
-        bound[place] = by_ordering_key(of_topics[topic], message)
+        if message.ordering_key is not None:
+            bound[place] = by_ordering_key(of_topics[topic], message)
+        elif len(own := _by_broker(of_topics[topic])) > 1 and message.dedup_id is not None:
+            # Messages of one broker stay in their order, in one queue.
+            queues = own[broker_of_id(message.dedup_id.encode(), sorted(own))]
+            bound[place] = chosen.setdefault((topic, queues[0].broker), queues[place % len(queues)])
     return bound
+
+
+def _by_broker(queues: Sequence[Queue]) -> dict[str, list[Queue]]:
+    own: dict[str, list[Queue]] = {}
+    for queue in queues:
+        own.setdefault(queue.broker, []).append(queue)
+    return own
 
 
 def _fill_in(results: list[SendResult | None], part: list[Element], result: SendResult) -> None:
     """One result for each message of a frame that was stored."""
-    offset_ids = result.offset_id.split(",")
-    for number, element in enumerate(part):
-        # A topic that stores a batch as one record has one place for all of it.
-        offset_id = offset_ids[number] if number < len(offset_ids) else offset_ids[0]
-        results[element.place] = SendResult(
-            result.status, element.unique_id, offset_id, result.queue, result.queue_offset + number
-        )
+    found = results_in([element.unique_id for element in part], result)
+    for element, each in zip(part, found, strict=True):
+        results[element.place] = each

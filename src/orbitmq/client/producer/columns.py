@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
@@ -19,7 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orbitmq.client.message import Message
-from orbitmq.client.producer.send import Sending, SendResult, by_key
+from orbitmq.client.producer.send import (
+    BatchResult,
+    Sending,
+    SendResult,
+    broker_of_id,
+    by_key,
+    results_in,
+)
 from orbitmq.client.routes import Queue
 from orbitmq.errors import (
     BrokerRefused,
@@ -42,7 +50,7 @@ from orbitmq.message.columns import (
     unique_ids,
     with_entries,
 )
-from orbitmq.message.properties import INSTANCE_ID, KEYS, RESERVED, SHARDING_KEY, TAGS
+from orbitmq.message.properties import DEDUP_ID, INSTANCE_ID, KEYS, RESERVED, SHARDING_KEY, TAGS
 from orbitmq.names import is_retry_topic
 from orbitmq.wire.codes import ResponseCode
 
@@ -56,6 +64,8 @@ _MESSAGE_ILLEGAL: Final = int(ResponseCode.MESSAGE_ILLEGAL)
 #: Messages of a frame, and frames in flight.
 _FRAME: Final = 4096
 _WINDOW: Final = 4
+#: Bytes of a `dedup_id` that needs no closer look.
+_SHORT: Final = 255
 #: The columns of messages, with other names that they may have.
 _COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "body": (),
@@ -64,18 +74,42 @@ _COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "properties": (),
     "ordering_key": ("shardingKey",),
     "flag": (),
+    "dedup_id": (),
 }
 #: Columns of received messages that brokers set: such rows can be sent as they are.
 _IGNORED: Final = frozenset(MESSAGE_SCHEMA.names) - {"body", "tags", "keys", "properties", "flag"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Sent:
     """A frame that was stored: which rows it had, and where they are."""
 
     rows: npt.NDArray[np.int64]
     ids: npt.NDArray[np.uint8]
     result: SendResult
+
+    @cached_property
+    def copies(self) -> list[SendResult] | None:
+        """All results, if some of the rows were stored before."""
+        if not isinstance(self.result, BatchResult) and not self.result.is_duplicate:
+            return None
+        ids = [each.tobytes().decode() for each in self.ids]
+        return results_in(ids, self.result) if len(ids) > 1 else [self.result]
+
+    def msg_ids(self) -> pa.StringArray:
+        if self.copies is None:
+            return text_of(self.ids)
+        return pa.array([each.msg_id for each in self.copies])
+
+    def queue_ids(self) -> npt.NDArray[np.int32]:
+        if self.copies is None:
+            return np.full(len(self.rows), self.result.queue.id, np.int32)
+        return np.array([each.queue.id for each in self.copies], np.int32)
+
+    def queue_offsets(self) -> npt.NDArray[np.int64]:
+        if self.copies is None:
+            return self.result.queue_offset + np.arange(len(self.rows))
+        return np.array([each.queue_offset for each in self.copies], np.int64)
 
 
 class SendResults(Sequence[SendResult]):
@@ -125,7 +159,9 @@ class SendResults(Sequence[SendResult]):
         number, inside = self._places[row].tolist()
         if number < 0:
             return None
-        frame = self._frames[number]
+        frame = self._frames[int(number)]
+        if frame.copies is not None:
+            return frame.copies[int(inside)]
         result, offset_ids = frame.result, self._offset_ids.get(number)
         if offset_ids is None:
             offset_ids = self._offset_ids[number] = result.offset_id.split(",")
@@ -145,16 +181,12 @@ class SendResults(Sequence[SendResult]):
         rows = np.concatenate([frame.rows for frame in frames])
         table = pa.table(
             {
-                "msgId": pa.chunked_array([text_of(frame.ids) for frame in frames]),
+                "msgId": pa.chunked_array([each.msg_ids() for each in frames]),
                 "brokerName": pa.chunked_array(
                     [repeated(each.result.queue.broker, len(each.rows)) for each in frames]
                 ),
-                "queueId": np.concatenate(
-                    [np.full(len(each.rows), each.result.queue.id, np.int32) for each in frames]
-                ),
-                "queueOffset": np.concatenate(
-                    [each.result.queue_offset + np.arange(len(each.rows)) for each in frames]
-                ),
+                "queueId": np.concatenate([each.queue_ids() for each in frames]),
+                "queueOffset": np.concatenate([each.queue_offsets() for each in frames]),
             }
         )
         return table if (np.diff(rows) == 1).all() else table.take(np.argsort(rows))
@@ -177,6 +209,7 @@ class _Checked:
     properties: pa.StringArray
     flags: npt.NDArray[np.int32] | None
     ordering_keys: pa.StringArray | None
+    dedup_ids: pa.StringArray | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -188,6 +221,7 @@ def many(
     keys: Sequence[Any] | pa.Array | None,
     tag: str | Sequence[str | None] | pa.Array | None,
     properties: Sequence[Mapping[str, str] | None] | pa.Array | None,
+    dedup_ids: Sequence[str | None] | pa.Array | None = None,
 ) -> pa.RecordBatch:
     """Lists as the columns that `send_arrow` takes."""
     for name, value in (("body", bodies), ("keys", keys)):
@@ -196,10 +230,12 @@ def many(
             raise MessageRefused(name, f"must be a list, one for each message, got {value[:40]!r}")
     if not hasattr(bodies, "__len__"):
         bodies = list(bodies)
-    kinds = {"body": pa.binary(), "keys": pa.string(), "tag": pa.string(), "properties": _MAP}
+    text = pa.string()
+    kinds = {"body": pa.binary(), "keys": text, "tag": text, "properties": _MAP, "dedup_id": text}
     if isinstance(tag, str):
         tag = repeated(tag, len(bodies))
     given = {"body": bodies, "keys": keys, "tag": tag, "properties": properties}
+    given["dedup_id"] = dedup_ids
     columns = {}
     for name, values in given.items():
         if values is None:
@@ -319,7 +355,8 @@ def _check(batch: pa.RecordBatch, names: Mapping[str, str], first: int, limit: i
     given = column("properties")
     if given is not None:
         parts.append(_properties(given, first))
-    for name, key in (("tag", TAGS), ("keys", KEYS), ("ordering_key", SHARDING_KEY)):
+    names_of = ("tag", TAGS), ("keys", KEYS), ("ordering_key", SHARDING_KEY), ("dedup_id", DEDUP_ID)
+    for name, key in names_of:
         values = column(name)
         if values is not None:
             values = _texts(name, values, first)
@@ -334,7 +371,10 @@ def _check(batch: pa.RecordBatch, names: Mapping[str, str], first: int, limit: i
     ordering = column("ordering_key")
     if ordering is not None:
         ordering = _texts("ordering_key", ordering, first)
-    return _Checked(first, bodies, joined, flags, ordering)
+    dedup_ids = column("dedup_id")
+    if dedup_ids is not None:
+        dedup_ids = _texts("dedup_id", dedup_ids, first)
+    return _Checked(first, bodies, joined, flags, ordering, dedup_ids)
 
 
 def _cast(column: pa.Array, kind: pa.DataType, name: str, what: str) -> pa.Array:
@@ -353,7 +393,8 @@ def _texts(name: str, column: pa.Array, first: int) -> pa.StringArray:
     texts = _cast(column, pa.string(), name, "texts")
     if name in ("tag", "tags") and pc.any(pc.match_substring(texts, "||")).as_py():
         return _each(name, texts, first)  # refuses it
-    return texts if is_plain(texts) else _each(name, texts, first)
+    is_short = name != "dedup_id" or (pc.max(pc.binary_length(texts)).as_py() or 0) <= _SHORT
+    return texts if is_short and is_plain(texts) else _each(name, texts, first)
 
 
 def _each(name: str, column: pa.Array, first: int) -> pa.StringArray:
@@ -480,8 +521,10 @@ class _Columns:
         queues = self._queues
         if self._queue is None and self._ordering_key is not None:
             self._queue = by_key(self._ordering_key)(queues, Message(self._topic, b"."))
-        if self._queue is not None or chunk.ordering_keys is None:
+        if self._queue is not None:
             return [(self._queue, None)]
+        if chunk.ordering_keys is None:
+            return [(None, None)] if chunk.dedup_ids is None else self._by_broker(chunk)
         any_message = Message(self._topic, b".")
         encoded = chunk.ordering_keys.dictionary_encode()
         places = {queue: place for place, queue in enumerate(queues)}
@@ -495,6 +538,26 @@ class _Columns:
             for place in np.unique(of_rows).tolist()
         ]
 
+    def _by_broker(
+        self, chunk: _Checked
+    ) -> list[tuple[Queue | None, npt.NDArray[np.int64] | None]]:
+        """The rows that each broker de-duplicates, for one of its queues in turn."""
+        brokers = sorted({queue.broker for queue in self._queues})
+        if len(brokers) == 1 or chunk.dedup_ids is None:
+            return [(None, None)]
+        chosen = np.array(
+            [
+                -1 if each is None else brokers.index(broker_of_id(each.encode(), brokers))
+                for each in chunk.dedup_ids.to_pylist()
+            ]
+        )
+        parts: list[tuple[Queue | None, npt.NDArray[np.int64] | None]] = []
+        for place in np.unique(chosen).tolist():
+            own = [queue for queue in self._queues if queue.broker == brokers[place]]
+            queue = None if place < 0 else own[chunk.first // _CHUNK % len(own)]
+            parts.append((queue, np.flatnonzero(chosen == place)))
+        return parts
+
     def _sending(
         self, part: _Part, begin: int, end: int, queue: Queue | None, *, is_old: bool
     ) -> Sending:
@@ -506,6 +569,7 @@ class _Columns:
                 part.text(begin),
                 part.msg_id(begin),
                 part.flag(begin),
+                may_repeat=part.may_repeat,
             )
         else:
             draft = core.drafting.batch(
@@ -513,6 +577,7 @@ class _Columns:
                 bytes(part.encoded.rows(begin, end)),
                 end - begin,
                 is_before_5=is_old,
+                may_repeat=part.may_repeat,
             )
         return Sending(draft, core.monotonic(), self._left(), queue)
 
@@ -564,6 +629,8 @@ class _Part:
             bodies, properties = bodies.take(pa.array(rows)), properties.take(pa.array(rows))
             self._flags = None if self._flags is None else self._flags[rows]
             self.rows = rows + chunk.first
+        #: Whether every row has a `dedup_id`.
+        self.may_repeat = chunk.dedup_ids is not None and not chunk.dedup_ids.null_count
         self._most = settings.largest_batch
         self._bodies = bodies
         self.ids = unique_ids(core.drafting.ids, len(bodies))

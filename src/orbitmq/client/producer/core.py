@@ -22,6 +22,7 @@ from orbitmq.client.producer.send import (
     Selector,
     SendCounts,
     Sending,
+    by_dedup_id,
     by_key,
     by_ordering_key,
 )
@@ -265,7 +266,10 @@ class ProducerCore:
                 if plain is not None:
                     return Sending(plain, self.monotonic(), self.settings.timeout)
                 message, body = Message(message, body), None
-            if isinstance(message, Message) and body is message.ordering_key is None:
+            if (
+                isinstance(message, Message)
+                and body is message.ordering_key is message.dedup_id is None
+            ):
                 draft = self.drafting.draft(message)
                 return Sending(draft, self.monotonic(), self.settings.timeout)
         call = parse_send_args(message, body, options, self.settings.timeout, self.serializer)
@@ -415,6 +419,8 @@ class MessageFields(TypedDict, total=False):
     delay: Duration | None
     deliver_at: Instant | None
     wait_stored: bool
+    #: An OrbitMQ broker stores one message of a topic with this id.
+    dedup_id: str | None
     sharding_key: str | None  #: deprecated: `ordering_key`
 
 
@@ -489,6 +495,8 @@ def parse_send_args(
         select = by_key(key)
     elif queue is None and select is None and message.ordering_key is not None:
         select = by_ordering_key
+    elif queue is None and select is None and message.dedup_id is not None:
+        select = by_dedup_id
     return Call(message, queue, select, _timeout(timeout, default_timeout))
 
 
@@ -541,6 +549,8 @@ class Draft(msgspec.Struct, eq=False, gc=False):
     is_plain: bool = False
     #: Its bytes in a batch, if its properties are ASCII.
     size: int = 0
+    #: Whether all its messages have a `dedup_id`: then it may be sent again to the same queue.
+    may_repeat: bool = False
 
     def identify(self, unique_id: str) -> None:
         """Give it its id, once."""
@@ -647,6 +657,7 @@ class Drafting:
             code,
             message=message,
             timed_by=timed_by,
+            may_repeat=message.dedup_id is not None,
             is_plain=(
                 code == _SEND
                 and not sys_flag | compression
@@ -668,6 +679,7 @@ class Drafting:
         is_before_5: bool,
         waits: bool = True,
         message: Message | None = None,
+        may_repeat: bool = False,
     ) -> Draft:
         """The frame of `count` messages, encoded as `body`, of which `message` may be one.
 
@@ -687,16 +699,24 @@ class Drafting:
             is_batch=True,
             count=count,
             message=message,
+            may_repeat=may_repeat,
         )
 
     def single(
-        self, topic: str, body: bytes, properties: str, unique_id: str, flag: int = 0
+        self,
+        topic: str,
+        body: bytes,
+        properties: str,
+        unique_id: str,
+        flag: int = 0,
+        *,
+        may_repeat: bool = False,
     ) -> Draft:
         """A message that has its id and properties already."""
         compression = 0
         if len(body) > self._largest_plain:
             body, compression = self._stored(body)
-        return Draft(topic, body, properties, unique_id, flag, compression)
+        return Draft(topic, body, properties, unique_id, flag, compression, may_repeat=may_repeat)
 
     def check_properties(self, sizes: Int64s, first: int) -> None:
         """Refuse rows, from `first` on, with more properties than a broker can store.

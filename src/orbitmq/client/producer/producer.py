@@ -220,8 +220,8 @@ class AsyncProducer(AsyncLife):
     ) -> SendResults:
         """Send the rows of an Arrow table, with no object for each.
 
-        The columns are `body`, and if wanted `tag`, `keys`, `properties` (a map), `ordering_key`
-        and `flag`; what brokers set in received messages is left out.
+        The columns are `body`, and if wanted `tag`, `keys`, `properties` (a map), `ordering_key`,
+        `dedup_id` and `flag`; what brokers set in received messages is left out.
 
         One result for each message, in their order, made when it is looked at: `to_arrow` has all
         of them. Messages go to the queues of the topic in turn, a frame to each; with `queue` or
@@ -243,6 +243,7 @@ class AsyncProducer(AsyncLife):
         tag: str | Sequence[str | None] | pa.Array | None = None,
         properties: Sequence[Mapping[str, str] | None] | pa.Array | None = None,
         queue: Queue | None = None,
+        dedup_ids: Sequence[str | None] | pa.Array | None = None,
         ordering_key: str | int | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
     ) -> SendResults:
@@ -253,7 +254,9 @@ class AsyncProducer(AsyncLife):
         `ordering_key` all go there, in their order. Raises `MessageRefused` before anything is
         sent, and `SendFailed`, which says what was stored.
         """
-        table = _columns().many(bodies, keys=keys, tag=tag, properties=properties)
+        table = _columns().many(
+            bodies, keys=keys, tag=tag, properties=properties, dedup_ids=dedup_ids
+        )
         return await self.send_arrow(
             topic, table, queue=queue, ordering_key=ordering_key, timeout=timeout
         )

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import enum
+import hashlib
 import itertools
 import logging
 import random
+import zlib
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
@@ -109,11 +111,20 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     transaction_id: str | None = None
     #: Takes a message back that is delivered later: see `recall`.
     recall_handle: str | None = None
+    #: It was stored before, by its `dedup_id`: all of this is about the first copy.
+    is_duplicate: bool = False
 
     @property
     def is_ok(self) -> bool:
         """Whether it is as safe as the broker promises."""
         return self.status is SendStatus.OK
+
+
+class BatchResult(SendResult, frozen=True, gc=False):
+    """Where a batch was stored of which some messages were stored before."""
+
+    #: See `SendMessageResponse.duplicates`.
+    duplicates: str = ""
 
 
 class Sender(Protocol):
@@ -321,7 +332,8 @@ class Publisher:
         """None if another attempt is due; otherwise what is left of those made."""
         settings, now = self._settings, self._monotonic()
         sending.note_tried(broker)
-        retries = 0 if sending.is_bound else settings.retries
+        may_retry = not sending.is_bound or sending.draft.may_repeat
+        retries = settings.retries if may_retry else 0
         if sending.counted > retries or now >= sending.deadline:
             return given_up(sending)
         self.counts.retried += 1
@@ -704,15 +716,50 @@ def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -
         raise SendFailed(draft.topic, 1, error) from error
     if header.queue_id != queue.id:
         queue = Queue(queue.topic, queue.broker, header.queue_id)
-    return SendResult(
-        status,
-        draft.unique_id,
-        header.msg_id,
-        queue,
-        header.queue_offset,
-        header.transaction_id,
-        header.recall_handle,
-    )
+    stored = (status, draft.unique_id, header.msg_id, queue, header.queue_offset)
+    if header.duplicates is not None:
+        batch = BatchResult(
+            *stored, recall_handle=header.recall_handle, duplicates=header.duplicates
+        )
+        return batch if draft.is_batch else results_in([draft.unique_id], batch)[0]
+    return SendResult(*stored, header.transaction_id, header.recall_handle)
+
+
+def results_in(unique_ids: Sequence[str], batch: SendResult) -> list[SendResult]:
+    """The result of each message of a batch."""
+    offset_ids = batch.offset_id.split(",")
+    if len(offset_ids) != len(unique_ids):
+        # A topic that stores a batch as one record has one place for all of it.
+        offset_ids = (offset_ids + offset_ids[:1] * len(unique_ids))[: len(unique_ids)]
+    status, queue, number = batch.status, batch.queue, batch.queue_offset
+    if not isinstance(batch, BatchResult):
+        return [
+            SendResult(status, unique_id, offset_id, queue, number + place)
+            for place, (unique_id, offset_id) in enumerate(zip(unique_ids, offset_ids, strict=True))
+        ]
+    firsts = {}
+    for told in batch.duplicates.split(","):
+        at, queue_id, queue_offset, first_id = told.split(":", 3)
+        first = Queue(queue.topic, queue.broker, int(queue_id)), int(queue_offset)
+        firsts[int(at)] = (first_id, *first)
+    results = []
+    for place, (unique_id, offset_id) in enumerate(zip(unique_ids, offset_ids, strict=True)):
+        if place not in firsts:
+            results.append(SendResult(status, unique_id, offset_id, queue, number))
+            number += 1
+            continue
+        first_id, where, first_offset = firsts[place]
+        result = SendResult(
+            status,
+            first_id or unique_id,
+            offset_id,
+            where,
+            first_offset,
+            recall_handle=batch.recall_handle,
+            is_duplicate=True,
+        )
+        results.append(result)
+    return results
 
 
 def results_of(
@@ -725,15 +772,10 @@ def results_of(
         raise SendFailed(queue.topic, 1, error) from error
     if header.queue_id != queue.id:
         queue = Queue(queue.topic, queue.broker, header.queue_id)
-    offset_ids = header.msg_id.split(",")
-    if len(offset_ids) != len(unique_ids):
-        # A topic that stores a batch as one record has one place for all of it.
-        offset_ids = (offset_ids + offset_ids[:1] * len(unique_ids))[: len(unique_ids)]
-    first = header.queue_offset
-    return [
-        SendResult(status, unique_id, offset_id, queue, first + place)
-        for place, (unique_id, offset_id) in enumerate(zip(unique_ids, offset_ids, strict=True))
-    ]
+    stored = (status, "", header.msg_id, queue, header.queue_offset)
+    if header.duplicates is not None:
+        return results_in(unique_ids, BatchResult(*stored, duplicates=header.duplicates))
+    return results_in(unique_ids, SendResult(*stored))
 
 
 #: What differs between sends to the same topic and broker.
@@ -1059,6 +1101,27 @@ def by_ordering_key(queues: Sequence[Queue], message: Message) -> Queue:
     if message.ordering_key is None:
         raise MessageRefused("ordering_key", "is needed by this selector, got None")
     return by_key(message.ordering_key)(queues, message)
+
+
+def by_dedup_id(queues: Sequence[Queue], message: Message) -> Queue:
+    """The queue of the message's own `dedup_id`, which a copy meets at the same broker."""
+    dedup_id = (message.dedup_id or "").encode()
+    broker = broker_of_id(dedup_id, sorted({queue.broker for queue in queues}))
+    own = [queue for queue in queues if queue.broker == broker]
+    return own[zlib.crc32(dedup_id) % len(own)]
+
+
+def broker_of_id(dedup_id: bytes, brokers: Sequence[str]) -> str:
+    """The broker that de-duplicates messages of this id, by rendezvous hashing.
+
+    When a broker comes or goes, only its own share of the ids changes its place.
+    """
+    if len(brokers) == 1:
+        return brokers[0]
+    weigh = hashlib.blake2b
+    return max(
+        brokers, key=lambda name: weigh(dedup_id, digest_size=8, key=name.encode()[:64]).digest()
+    )
 
 
 class RoundRobin:

@@ -115,6 +115,12 @@ class Transactions:
         Raises `MessageRefused` for one with a delay.
         """
         _check_no_delay(message)
+        if message.dedup_id is not None:
+            raise MessageRefused(
+                "dedup_id",
+                "cannot be given in a transaction: a copy would be told of another transaction, "
+                "which may be rolled back; check= keeps a message from being committed twice",
+            )
         if self._should_warn:
             self._should_warn = False
             log.warning(
