@@ -119,6 +119,9 @@ _MEANING = {
     "producerGroup": "The group that messages are sent as.",
     "sendTimeoutMs": "How long a frame of messages is tried.",
     "sendBatchBytes": "Bytes of messages that are sent together.",
+    "exactlyOnce": "Whether brokers drop a row that they have stored already: `true` needs OrbitMQ "
+    "brokers that de-duplicate, `false` is at least once. By default the rows of a stream are "
+    "de-duplicated where all brokers can, and those of a batch are not.",
     "badRows": "What happens to a row that is no message: `fail`, or `skip` it with a warning.",
 }
 
@@ -176,6 +179,7 @@ def _defaults() -> dict[str, str]:
         "producerGroup": f"`{write.producer_group}`",
         "sendTimeoutMs": milliseconds(write.timeout),
         "sendBatchBytes": f"`{write.frame_bytes}`",
+        "exactlyOnce": "of a stream: what brokers can do",
         "badRows": "`skip`" if write.skip_bad_rows else "`fail`",
     }
 

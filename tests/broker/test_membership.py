@@ -44,7 +44,11 @@ async def test_a_heartbeat_makes_members_and_says_what_is_understood(broker, cli
     answer = await client.heartbeat("c1", ORDERS, producers=("makers",))
 
     assert answer.code == ResponseCode.SUCCESS
-    assert answer.ext_fields == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
+    assert answer.ext_fields == {
+        "IS_SUPPORT_HEART_BEAT_V2": "true",
+        "IS_SUB_CHANGE": "true",
+        "dedupWindow": "86400:1000000",
+    }
     assert await members(client) == ["c1"]
     assert broker.parts.producers.is_online("makers")
     assert broker.parts.producers.channels_of("c1") != ()

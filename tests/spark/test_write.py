@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from orbitmq import Admin
+from orbitmq.broker.settings import DedupSettings
 from orbitmq.javahash import java_hash
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
@@ -24,6 +27,12 @@ def write(frame: DataFrame, cluster: EmbeddedCluster, **options: str) -> None:
     frame.write.format("rocketmq").option("nameServer", cluster.name_server).options(
         **options
     ).mode("append").save()
+
+
+@pytest.fixture(scope="module")
+def two_brokers():
+    with EmbeddedCluster(brokers=2) as cluster:
+        yield cluster
 
 
 def test_rows_become_messages(spark, cluster, topic):
@@ -97,23 +106,60 @@ def test_messages_can_be_delivered_later(spark, orbit_cluster, orbit_topic):
     until(lambda: there() == [0, 1, 2], "the message for that time")
 
 
+def sent_again(frame: DataFrame, cluster: EmbeddedCluster, folder: Path, **options: str) -> None:
+    """Write a batch, and again as after a crash before Spark's note that the batch is done."""
+    into_topic(frame, cluster, folder, **options)
+    shutil.rmtree(folder / "commits")
+    into_topic(frame, cluster, folder, **options)
+
+
 @pytest.mark.feature("M3")
 def test_a_repeated_batch_sends_the_same_ids(spark, cluster, topic, tmp_path):
-    """As after a crash between the last send and Spark's note that the batch is done."""
     fill(cluster.broker_addresses[0], topic, numbered(500, queues=4))
     cluster.create_topic("sent-again", queues=4)
     frame = stream(spark, cluster, topic, startingOffsets="earliest").select("body")
 
-    into_topic(frame, cluster, tmp_path, topic="sent-again")
-    once = cluster.messages("sent-again")
-    shutil.rmtree(tmp_path / "commits")
-    into_topic(frame, cluster, tmp_path, topic="sent-again")
+    sent_again(frame, cluster, tmp_path, topic="sent-again", exactlyOnce="false")
     twice = cluster.messages("sent-again")
+    once = twice[:500]
 
-    assert sorted(int(each.body) for each in once) == list(range(500))
     assert len(twice) == 1000
     ids = Counter((each.properties["UNIQ_KEY"], each.body, each.queue_id) for each in twice)
     assert set(ids.values()) == {2}
+
+
+@pytest.mark.feature("T4")
+@pytest.mark.parametrize(
+    "columns",
+    [("body",), ("body", "CONCAT('k', body) AS identity"), ("body", "MAP('a', 'b') AS properties")],
+    ids=["plain", "identity", "checked"],
+)
+def test_brokers_store_a_repeated_batch_once(spark, two_brokers, columns, tmp_path):
+    source, target = f"in-{tmp_path.name}", f"out-{tmp_path.name}"
+    for topic in (source, target):
+        two_brokers.create_topic(topic, queues=4)
+    fill(two_brokers.broker_addresses[0], source, numbered(500, queues=4))
+    frame = stream(spark, two_brokers, source, startingOffsets="earliest").selectExpr(*columns)
+
+    sent_again(frame, two_brokers, tmp_path, topic=target)
+
+    found = two_brokers.messages(target)
+    assert sorted(int(each.body) for each in found) == list(range(500))
+    brokers = Counter(each.store_host for each in found)
+    assert len(brokers) == 2 and min(brokers.values()) > 150
+
+
+def test_exactly_once_is_refused_where_a_broker_does_not_de_duplicate(spark, tmp_path):
+    off = DedupSettings(enabled=False)
+    with EmbeddedCluster(adjust=lambda settings: replace(settings, dedup=off)) as cluster:
+        cluster.create_topic("orders")
+        with pytest.raises(Exception, match="exactlyOnce is true, and broker-a does not de-dupl"):
+            write(
+                spark.range(3).selectExpr("'x' AS body"),
+                cluster,
+                topic="orders",
+                exactlyOnce="true",
+            )
 
 
 def test_a_row_that_is_no_message_fails_or_is_left_out(spark, cluster, topic):

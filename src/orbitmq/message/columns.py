@@ -7,7 +7,7 @@ run of rows is the body of a batch, cut out without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -182,15 +182,14 @@ def hexadecimal(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return _HEX_DIGITS[raw].view(np.uint8)
 
 
-def id_items(digits: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """Unique ids as properties."""
-    count, width = digits.shape
-    name = f"{UNIQ_KEY}\x01".encode()
-    items = np.empty((count, len(name) + width + 1), np.uint8)
-    items[:, : len(name)] = np.frombuffer(name, np.uint8)
-    items[:, len(name) : -1] = digits
-    items[:, -1] = _SEPARATORS
-    return text_of(items)
+def id_items(digits: npt.NDArray[np.uint8], names: Sequence[str] = (UNIQ_KEY,)) -> pa.StringArray:
+    """Ids as properties of these names."""
+    count, columns = len(digits), []
+    for name in names:
+        start = np.frombuffer(f"{name}\x01".encode(), np.uint8)
+        columns += [np.broadcast_to(start, (count, len(start))), digits]
+        columns.append(np.full((count, 1), _SEPARATORS, np.uint8))
+    return text_of(np.concatenate(columns, axis=1))
 
 
 def numbered(values: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:

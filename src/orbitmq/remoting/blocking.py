@@ -370,10 +370,10 @@ class BlockingConnection:
             self.close()
             raise
 
-    def ask(self, code: int, header: Header | None = None) -> Command:
+    def ask(self, code: int, header: Header | None = None, body: bytes = b"") -> Command:
         """Send a request with this header and wait for its answer. No other may be in flight."""
         opaque = self.next_opaque()
-        request = Command.request(code, header, opaque=opaque)
+        request = Command.request(code, header, opaque=opaque, body=body)
         if self._credentials is not None:
             request = sign(request, self._credentials)
         self.send(encode_command(request, limits=self._limits), 1)

@@ -442,6 +442,7 @@ WRITE_OPTIONS: Final[Mapping[str, Option]] = {
     "sendTimeoutMs": Option(_milliseconds, 30.0),
     "sendBatchBytes": Option(_whole(1), 256 * 1024),
     "badRows": Option(_one_of("fail", "skip"), "fail"),
+    "exactlyOnce": Option(_flag),
     "bodyFormat": Option(_one_of("json", "avro", "protobuf", "text", "variant")),
     "bodySchema": Option(),
 }
@@ -596,6 +597,8 @@ class WriteOptions:
     frame_bytes: int  #: of messages that are sent together
     body: BodyOptions | None  #: how bodies are made of values
     skip_bad_rows: bool
+    #: Whether brokers drop a row that they have already; None: a stream's rows, if they can.
+    exactly_once: bool | None = None
 
 
 def batch_options(
@@ -667,6 +670,7 @@ def write_options(
         frame_bytes=texts.value("sendBatchBytes"),
         body=texts.body_options(),
         skip_bad_rows=texts.value("badRows") == "skip",
+        exactly_once=texts.value("exactlyOnce"),
     )
 
 

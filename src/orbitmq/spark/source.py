@@ -84,7 +84,7 @@ class RocketMQSource(DataSource):
         from orbitmq.spark.internals import connections_to  # noqa: PLC0415
         from orbitmq.spark.options import write_options  # noqa: PLC0415
         from orbitmq.spark.tables import FOR_WRITES, options_for  # noqa: PLC0415
-        from orbitmq.spark.write import RocketMQWriter, check_topic  # noqa: PLC0415
+        from orbitmq.spark.write import RocketMQWriter  # noqa: PLC0415
 
         given = options_for(schema, self.options, FOR_WRITES)
         with _tables_explained(given):
@@ -93,7 +93,7 @@ class RocketMQSource(DataSource):
         writer.is_of_table = given is not self.options
         # On the driver: otherwise every task would report a wrong address, several times.
         connections_to(options.access).check_reachable()
-        check_topic(options)
+        writer.check_target()
         return writer
 
     @cause_first()
@@ -102,13 +102,13 @@ class RocketMQSource(DataSource):
     ) -> TopicStreamWriter:
         from orbitmq.spark.options import write_options  # noqa: PLC0415
         from orbitmq.spark.tables import FOR_WRITES, options_for  # noqa: PLC0415
-        from orbitmq.spark.write import check_topic, stream_writer  # noqa: PLC0415
+        from orbitmq.spark.write import stream_writer  # noqa: PLC0415
 
         given = options_for(schema, self.options, FOR_WRITES)
         options = write_options(given)
         writer = stream_writer(options, schema, overwrite=overwrite)
         writer.is_of_table = given is not self.options
-        check_topic(options)
+        writer.check_target()
         return writer
 
 

@@ -1,8 +1,9 @@
-"""Writes of DataFrames and streams to topics: at least once.
+"""Writes of DataFrames and streams to topics: exactly once where brokers de-duplicate.
 
 Invariant: a task returns when brokers have stored all its rows. A task that fails may have sent
-some of them, and sends them again with the same ids (`RowIds`) when it is retried. Nothing can be
-undone or made visible later: commit and abort only log.
+some of them, and sends them again with the same ids (`RowIds`) when it is retried. A broker that
+de-duplicates drops what it has; with others a row is there at least once. Nothing can be undone or
+made visible later: commit and abort only log.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -41,20 +42,24 @@ from pyspark.sql.types import (
 from orbitmq.arguments import warn_deprecated
 from orbitmq.client.errors import NoNameServer
 from orbitmq.client.message import Message
+from orbitmq.client.producer.send import broker_of_id
 from orbitmq.client.ranges.write import EncodedElements, Frame, RangeWriter, WritingSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute
 from orbitmq.javahash import key_hash
 from orbitmq.message.properties import (
+    DEDUP_ID,
     KEYS,
     RESERVED,
     SHARDING_KEY,
     TAGS,
+    UNIQ_KEY,
     check_properties_size,
     encode_properties,
 )
 from orbitmq.message.record import MessageError
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement
+from orbitmq.names import AUTO_CREATE_TOPIC
 from orbitmq.spark.bodies import BodyEncoder, arrow_type, schema_with_body
 from orbitmq.spark.internals import (
     batch_of_task,
@@ -73,6 +78,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import Row
 
+    from orbitmq.client.ranges.connections import DedupWindow
     from orbitmq.message.columns import EncodedMessages
 
 
@@ -108,6 +114,8 @@ def check_topic(options: WriteOptions) -> None:
 class TopicWriter:
     """The base of writers for batches and streams."""
 
+    #: Whether the ids of rows are those of messages that brokers de-duplicate, if they can.
+    de_duplicates = False
     #: Whether the options are those of a table.
     is_of_table = False
 
@@ -125,6 +133,39 @@ class TopicWriter:
         self._schema = schema
         #: Identifies the write where no query does.
         self._job = uuid.uuid4().hex
+
+    def check_target(self) -> None:
+        """Check the topic, and what its brokers promise, on the driver.
+
+        Raises `TopicMissing`, and `SourceError` where `exactlyOnce` is asked for in vain.
+        """
+        options = self._options
+        check_topic(options)
+        wanted = options.exactly_once
+        if wanted is None and not self.de_duplicates:
+            wanted = False
+        windows: Mapping[str, DedupWindow | None] = {}
+        if wanted is not False:
+            with suppress(NoRoute, NoNameServer, BrokerRefused):
+                windows = connections_to(options.access).dedup_windows(
+                    options.topic or AUTO_CREATE_TOPIC
+                )
+        unable = sorted(broker for broker, window in windows.items() if window is None)
+        if wanted and unable:
+            raise SourceError(
+                f"exactlyOnce is true, and {', '.join(unable)} does not de-duplicate: it is no "
+                "OrbitMQ broker, an older one, or one with broker.dedup.enabled = false; leave the "
+                "option out for at least once"
+            )
+        # A broker that does not answer now may have rows of the batch that is repeated.
+        is_exact = wanted is not False and not unable
+        self._options = replace(options, exactly_once=is_exact)
+        log.info(
+            "rows are written %s",
+            "exactly once" if is_exact else "at least once",
+            extra={"topic": options.topic or "by row"}
+            | {"window": {name: each for name, each in windows.items() if each is not None}},
+        )
 
     @cause_first()
     def write(self, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
@@ -167,6 +208,8 @@ class RocketMQWriter(TopicWriter, DataSourceArrowWriter):
 
 class TopicStreamWriter(TopicWriter):
     """The base of writers for streams."""
+
+    de_duplicates = True
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._log(f"batch {batchId} written", messages)
@@ -223,9 +266,10 @@ def stream_writer(
 
 # Writing a partition. A row chooses its queue by `queueId` or `orderingKey`; other rows go to the
 # queues in turn, starting at one that depends on the partition, so that a repeated write uses the
-# same queues. A `queueId` alone counts through the queues of all brokers; with `brokerName` it is
-# the number at that broker. If the topic lacks that queue, all its rows go to one other queue, so
-# that a copy keeps the order of each queue.
+# same queues. Where several brokers de-duplicate, the id of such a row chooses the broker, and no
+# other one is tried: a copy has to meet the first one. A `queueId` alone counts through the queues
+# of all brokers; with `brokerName` it is the number at that broker. If the topic lacks that queue,
+# all its rows go to one other queue, so that a copy keeps the order of each queue.
 
 #: The brokers' default limit of a message.
 LARGEST_BODY: Final = 4 * 1024 * 1024
@@ -241,7 +285,7 @@ def write_partition(
         options.access, options.producer_group, WritingSettings(timeout=options.timeout)
     )
     writing = _PartitionWriter(writer, options, origin)
-    reader = RowReader(options.topic, origin)
+    reader = RowReader(options.topic, origin, de_duplicates=bool(options.exactly_once))
     encoder: BodyEncoder | None = None
     try:
         for given in batches:
@@ -336,29 +380,46 @@ class _PartitionWriter:
         each queue in turn."""
         queues = self._queues_of(rows.topic)
         if rows.keys is None:
-            self._add_run(rows, None, None)
+            self._add_free(rows, None)
         else:
             for place, chosen in _by_queue(rows.keys, len(queues)):
-                self._add_run(rows, chosen, None if place is None else queues[place])
+                if place is None:
+                    self._add_free(rows, chosen)
+                else:
+                    self._flush(queues[place])  # what is in an open frame comes first
+                    self._add_run(rows, chosen, queues[place : place + 1], is_free=False)
         self._row += len(rows.encoded)
         self._sent += len(rows.encoded)
 
+    def _add_free(self, rows: PlainRows, chosen: npt.NDArray[np.int64] | None) -> None:
+        """Send rows without a key to any queue, or to any of the broker that knows their ids."""
+        by_broker = self._brokers_of(rows.topic)
+        if by_broker is None:
+            self._add_run(rows, chosen, self._queues_of(rows.topic), is_free=True)
+            return
+        import numpy as np  # noqa: PLC0415  # tasks only
+
+        places = np.arange(len(rows.encoded)) if chosen is None else chosen
+        brokers = list(by_broker)
+        ids = [each.tobytes() for each in rows.ids[places]]
+        of_rows = np.array([brokers.index(broker_of_id(each, brokers)) for each in ids])
+        for number in np.unique(of_rows).tolist():
+            queues = by_broker[brokers[number]]
+            self._add_run(rows, places[of_rows == number], queues, is_free=False)
+
     def _add_run(
-        self, rows: PlainRows, chosen: npt.NDArray[np.int64] | None, queue: Queue | None
+        self,
+        rows: PlainRows,
+        chosen: npt.NDArray[np.int64] | None,
+        queues: Sequence[Queue],
+        *,
+        is_free: bool,
     ) -> None:
-        """Send some of the rows, or all, to a queue, or runs of them to any."""
+        """Send some of the rows, or all, in runs to some queues."""
         encoded = rows.encoded if chosen is None else rows.encoded.take(chosen)
-        queues = self._queues_of(rows.topic)
-        most = len(encoded)
-        if queue is None:
-            most = -(-most // len(queues))
-        else:
-            self._flush(queue)  # what is in an open frame comes first
-        for begin, end in encoded.frames(self.largest_frame, most):
-            where = queue
-            if where is None:
-                self._turn += 1
-                where = queues[self._turn % len(queues)]
+        for begin, end in encoded.frames(self.largest_frame, -(-len(encoded) // len(queues))):
+            self._turn += 1
+            where = queues[self._turn % len(queues)]
             places: Sequence[int] = range(begin, end)
             if chosen is not None:
                 places = chosen[begin:end].tolist()
@@ -367,7 +428,7 @@ class _PartitionWriter:
                     where,
                     EncodedElements(encoded.rows(begin, end), end - begin),
                     rows.ids[places[0]].tobytes().decode(),
-                    queue is None,
+                    is_free,
                     numbers=[self._row + 1 + place for place in places],
                 )
             )
@@ -416,7 +477,20 @@ class _PartitionWriter:
         if message.key:
             return queues[abs(key_hash(message.key)) % len(queues)], False
         self._turn += 1
+        by_broker = self._brokers_of(message.topic)
+        if by_broker is not None:
+            own = by_broker[broker_of_id(message.unique_id.encode(), list(by_broker))]
+            return own[self._turn % len(own)], False
         return queues[self._turn % len(queues)], True
+
+    def _brokers_of(self, topic: str) -> Mapping[str, Sequence[Queue]] | None:
+        """The queues of each broker, where the ids of rows choose the broker."""
+        if not self._options.exactly_once:
+            return None
+        by_broker: dict[str, list[Queue]] = {}
+        for queue in self._queues_of(topic):
+            by_broker.setdefault(queue.broker, []).append(queue)
+        return dict(sorted(by_broker.items())) if len(by_broker) > 1 else None
 
     def _queues_of(self, topic: str) -> tuple[Queue, ...]:
         queues = self._queues.get(topic)
@@ -590,8 +664,10 @@ class RowReader:
     errors; for these `plain_properties` gives the same result for a whole batch.
     """
 
-    def __init__(self, topic: str | None, origin: Origin) -> None:
+    def __init__(self, topic: str | None, origin: Origin, *, de_duplicates: bool = False) -> None:
         self._topic = topic
+        #: The properties that have the id of a row.
+        self._id_names = (UNIQ_KEY, DEDUP_ID) if de_duplicates else (UNIQ_KEY,)
         self._ids = origin.ids
         self._row = 0
 
@@ -616,7 +692,8 @@ class RowReader:
         if int((lengths(bodies) + lengths(properties)).max()) + _ID_ITEM > largest:
             return None
         ids = self._ids.of_rows(self._row, self._topic, bodies, properties)
-        with_ids = pc.binary_join_element_wise(properties, id_items(ids).cast(pa.binary()), b"")
+        items = id_items(ids, self._id_names).cast(pa.binary())
+        with_ids = pc.binary_join_element_wise(properties, items, b"")
         self._row += batch.num_rows
         keys = None
         if "orderingKey" in batch.schema.names:
@@ -654,7 +731,7 @@ class RowReader:
             unique_id = self._id(first + place, self._topic, content, identities[place])
             yield Written(
                 self._topic,
-                _with_id(content, unique_id),
+                self._with_id(content, unique_id),
                 unique_id,
                 queues[place],
                 brokers[place],
@@ -666,6 +743,10 @@ class RowReader:
         if identity:
             return self._ids.named(identity, topic)
         return self._ids.of(row, topic, content)
+
+    def _with_id(self, content: BatchElement, unique_id: str) -> BatchElement:
+        items = "".join([f"{name}\x01{unique_id}\x02" for name in self._id_names])
+        return content._replace(properties=content.properties + items.encode())
 
     def _checked(self, row: int, values: Mapping[str, Any]) -> Written | RowRefused:
         try:
@@ -696,7 +777,7 @@ class RowReader:
         properties = encode_properties(message.all_properties())
         content = BatchElement(message.body, message.flag, properties)
         unique_id = self._id(number, topic, content, row.get("identity"))
-        element = _with_id(content, unique_id)
+        element = self._with_id(content, unique_id)
         check_properties_size(element.properties)
         return Written(
             topic,
@@ -729,11 +810,6 @@ def _values(name: str, column: pa.Array, unreadable: dict[int, str]) -> Sequence
             unreadable.setdefault(place, f"column {name} {problem}")
             values.append(None)
     return values
-
-
-def _with_id(content: BatchElement, unique_id: str) -> BatchElement:
-    properties = b"%bUNIQ_KEY\x01%b\x02" % (content.properties, unique_id.encode())
-    return BatchElement(content.body, content.flag, properties)
 
 
 def plain_properties(batch: pa.RecordBatch) -> list[bytes | None]:
@@ -810,8 +886,8 @@ def plain_texts(batch: pa.RecordBatch) -> pa.StringArray | None:
     return pc.if_else(is_plain, joined, None)
 
 
-#: Bytes of an element's frame and of its id.
-_ID_ITEM: Final = MIN_ELEMENT_SIZE + 42
+#: Bytes of an element's frame and of its ids.
+_ID_ITEM: Final = MIN_ELEMENT_SIZE + 42 + 45
 
 #: Values of Spark that Python cannot express: text of any bytes, and times beyond year 9999.
 _UNREADABLE: Final = (UnicodeDecodeError, OverflowError)

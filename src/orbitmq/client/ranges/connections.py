@@ -20,13 +20,14 @@ from orbitmq.remoting.blocking import BlockingConnection
 from orbitmq.remoting.settings import Address, RemotingError, parse_address
 from orbitmq.remoting.tls import ClientTls
 from orbitmq.wire.bodies import (
+    HeartbeatData,
     TopicList,
     TopicRouteData,
 )
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import HeaderError, RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials
-from orbitmq.wire.headers import GetRouteInfoRequest, Header
-from orbitmq.wire.javajson import decode_body
+from orbitmq.wire.headers import GetRouteInfoRequest, Header, HeartbeatResponse
+from orbitmq.wire.javajson import decode_body, encode_body
 
 __all__ = ["ClientTls", "Credentials"]  # re-exported for packages that may not import them directly
 
@@ -120,6 +121,13 @@ class Leased(NamedTuple):
     is_master: bool
 
 
+class DedupWindow(NamedTuple):
+    """For how long, and for how many messages of a topic, a broker remembers ids."""
+
+    seconds: float
+    messages: int
+
+
 class RangeConnections:
     """Connections of a process to a cluster, lent to one reader at a time. For one thread.
 
@@ -158,6 +166,27 @@ class RangeConnections:
             if answer.code == ResponseCode.SUCCESS:
                 similar = most_similar(topic, decode_body(TopicList, answer.body).topic_list)
             raise NoRoute(topic, missing.name_servers, similar=similar) from None
+
+    def dedup_windows(self, topic: str) -> dict[str, DedupWindow | None]:
+        """The windows of the brokers of a topic; None: it does not de-duplicate.
+
+        Brokers that do not answer are left out. Raises `NoRoute`, `NoNameServer`.
+        """
+        self._check_process()
+        windows: dict[str, DedupWindow | None] = {}
+        # A heartbeat without a group needs no rights, and leaves nothing at the broker.
+        body = encode_body(HeartbeatData(client_id="orbitmq-ranges"))
+        for broker, addresses in self._route(topic).brokers.items():
+            if MASTER not in addresses:
+                continue
+            with suppress(RemotingError, HeaderError):
+                connection = self._connection(addresses[MASTER])
+                answer = connection.ask(RequestCode.HEART_BEAT, body=body)
+                self.release(connection)
+                told = answer.header(HeartbeatResponse).dedup_window
+                seconds, _, messages = (told or "").partition(":")
+                windows[broker] = DedupWindow(float(seconds), int(messages)) if told else None
+        return windows
 
     def lease(self, queue: Queue, *, attempt: int = 0) -> Leased:
         """A connection to the broker of a queue: its master, or at every other attempt a replica.
