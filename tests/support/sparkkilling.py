@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from orbitmq.client.ranges.cluster import RangeCluster
-from orbitmq.client.ranges.connections import RangeAccess
+from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeConnections
+from orbitmq.client.ranges.read import read_ranges
 from orbitmq.client.routes import Queue
+from orbitmq.message.stored import decode_messages
 from orbitmq.spark.internals import PYSPARK_DAEMON, QUIET_DAEMON
 from orbitmq.spark.session import prepare
+from tests.support.brokerlives import BrokerProcess
 from tests.support.command import ROOT, Piped, importing
+from tests.support.filling import fill, numbered
 from tests.support.sparking import until
 
 #: A session, its JVM and the first batch, on a machine that may have much else to do.
@@ -57,6 +63,82 @@ def lag(name_server: str, group: str, topic: str, queues: int = 4) -> int:
         names = [Queue(topic, "broker-a", number) for number in range(queues)]
         ends, progress = cluster.ends(names).or_raise(), cluster.progress(names).or_raise()
     return sum(end - (progress[queue] or 0) for queue, end in ends.items())
+
+
+def bodies_in(name_server: str, topic: str) -> list[bytes]:
+    """The bodies of all messages of a topic."""
+    access = RangeAccess(name_servers=(name_server,))
+    with RangeCluster(access, "reader") as cluster:
+        ends = cluster.ends(cluster.queues([topic])).or_raise()
+    connections = RangeConnections(access)
+    ranges = [QueueRange(queue, 0, end) for queue, end in ends.items() if end]
+    chunks = read_ranges(connections, ranges, group="reader")
+    found = [
+        bytes(each.body) for chunk in chunks for each in decode_messages(b"".join(chunk.pieces))
+    ]
+    connections.close()
+    return found
+
+
+TOPIC = "orders"
+QUEUES = 4
+#: Messages of each round.
+COUNT = 300
+DEADLINE = 180.0
+#: A batch takes some tenths of a second.
+LONGEST_PAUSE = 0.4
+
+
+class Rounds:
+    """A job that is hurt in every round, while its topic is filled."""
+
+    def __init__(
+        self, broker: BrokerProcess, start: Callable[[], Job], plan: Sequence[str], seed: int
+    ) -> None:
+        """`plan` names what is killed: the driver, a worker or the broker."""
+        self._broker = broker
+        self._start = start
+        self._plan = plan
+        self._random = random.Random(seed)
+        self._pause = threading.Event()
+        self.kills: list[str] = []
+        self.sent = 0
+        self.job = start()
+
+    def run(self) -> None:
+        """All rounds."""
+        self._send()
+        self.job.until_batches(1, DEADLINE)
+        for kind in self._plan:
+            self._send()
+            batches = len(self.job.batches)
+            self.job.until_batches(batches + 1, DEADLINE)
+            # The next batch runs; somewhere in it, and never at the same place.
+            self._pause.wait(self._random.uniform(0, LONGEST_PAUSE))
+            self.kills.append(kind)
+            print(f"round {len(self.kills)}: {kind}", flush=True)  # shown when it fails
+            getattr(self, f"_kill_{kind}")()
+
+    def _send(self) -> None:
+        fill(self._broker.address, TOPIC, numbered(COUNT, queues=QUEUES, first=self.sent))
+        self.sent += COUNT
+
+    def _kill_driver(self) -> None:
+        self.job.kill()
+        self.job = self._start()
+        self._send()
+        self.job.until_batches(1, DEADLINE)
+
+    def _kill_worker(self) -> None:
+        workers = self.job.workers()
+        assert workers, "there is no Python worker to kill"
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.kill(worker, signal.SIGKILL)
+
+    def _kill_broker(self) -> None:
+        self._broker.stop()
+        self._broker.start()
 
 
 #: PySpark's, and that of our own sessions.

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from orbitmq.spark.session import local_session, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.log.level": "ERROR"}
 ON_A_CLUSTER = {
@@ -59,13 +61,25 @@ def run(spark: SparkSession, frame: DataFrame, folder: str) -> None:
         .option("checkpointLocation", str(Path(folder) / "checkpoint"))
         .start()
     )
+    follow(spark, query)
+
+
+def follow(
+    spark: SparkSession, query: StreamingQuery, again: Callable[[], StreamingQuery] | None = None
+) -> None:
+    """Print a line for every batch, until a signal comes.
+
+    `again` starts a query that has failed: Spark ends one whose process for commits has died.
+    """
     endings: list[int] = []
     # Setting the event that this thread waits for could wait for this thread.
     signal.signal(signal.SIGTERM, lambda number, _: endings.append(number))
     pause = threading.Event()
     last = -1
-    while query.isActive and not endings:
+    while (query.isActive or again) and not endings:
         pause.wait(0.02)
+        if not query.isActive and again:
+            query = again()
         progress = query.lastProgress
         if progress is not None and progress.batchId != last and progress.numInputRows:
             last = progress.batchId
