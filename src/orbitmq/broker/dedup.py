@@ -109,12 +109,9 @@ def ids_of(properties: Iterable[bytes], *, skip: int = 0) -> list[bytes]:
     found = []
     for raw in properties:
         _, mark, rest = raw.rpartition(_LATER_MARK)
-        if mark:
-            found.append(rest.partition(b"\x02")[0])
-        elif RAW_MARK in raw:
-            found.append((property_value(raw[skip:], DEDUP_ID) or "").encode())
-        else:
-            found.append(b"")
+        if not mark and raw.startswith(RAW_MARK, skip):
+            mark, rest = RAW_MARK, raw[skip + len(RAW_MARK) :]
+        found.append(rest.partition(b"\x02")[0] if mark else b"")
     return found
 
 

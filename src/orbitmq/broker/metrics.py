@@ -340,6 +340,11 @@ class Metrics:
             page.gauge(f"orbitmq_archive_{name}", text).add(plain, value)
         written = page.counter("orbitmq_archive_files_total", "Log files archived")
         written.add(plain, archive.written if archive else 0)
+        dropped = page.counter(
+            "orbitmq_sends_deduplicated_total", "Messages that were stored before, by their id"
+        )
+        for topic, count in self._some(page, "topics", parts.dedup.dropped):
+            dropped.add(page.labels(topic=topic), count)
         unsaved = page.gauge("orbitmq_config_unsaved", "Whether a file could not be saved")
         failures = page.counter("orbitmq_config_save_failures_total", "Saves that failed")
         for file in parts.config_files:
@@ -354,6 +359,7 @@ class Metrics:
                 "Pulls without room to wait that are answered soon",
                 parts.held.deferred,
             ),
+            ("dedup_ids", "Ids of messages that are remembered", parts.dedup.remembered),
             ("timer_messages", "Timer messages that are not due yet", parts.timers.pending),
             ("name_servers_unreachable", "Name servers that did not answer", unreachable),
             ("store_writable", "Whether messages can be stored", int(not state.refusal)),
@@ -753,6 +759,8 @@ def _ours(parts: Parts, state: StoreStatistics) -> dict[str, str]:
         "heldPulls": str(len(parts.held)),
         "refusedBySystemBusy": str(parts.counters.busy_puts),
         "refusedCommits": str(parts.progress.refused),
+        "dedupIds": str(parts.dedup.remembered),
+        "dedupDropped": str(parts.dedup.dropped.total()),
         "storeQueues": str(state.queues),
         "storeFlushes": str(state.flushes),
         "storeRefusal": state.refusal,

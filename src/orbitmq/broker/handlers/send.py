@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,6 +58,7 @@ from orbitmq.wire.headers import ConsumerSendBackRequest, SendMessageRequest, Se
 
 if TYPE_CHECKING:
     from orbitmq.broker.broker import Parts
+    from orbitmq.message.scan import Int64s
 
 
 _ONE_WAY = int(Flag.ONE_WAY)
@@ -370,7 +371,7 @@ class SendHandler:
         keys = keys_of(ids)
         if all(ids) and dedup.are_new(batch.topic, keys):
             place = self._put_batch(batch)
-            dedup.note(batch.topic, keys, [*map(int, place.offsets)])
+            dedup.note(batch.topic, keys, _numbers(place.offsets))
             return place
         # The place of the first one with each id in this batch, and first copies in the log.
         here: dict[bytes, int] = {}
@@ -417,7 +418,7 @@ class SendHandler:
         if not chosen:
             return {}, self._parts.store.max_offset(batch.topic, batch.queue_id)
         put = self._put_batch(batch._replace(elements=[elements[at] for at in chosen]))
-        return dict(zip(chosen, map(int, put.offsets), strict=True)), put.number
+        return dict(zip(chosen, _numbers(put.offsets), strict=True)), put.number
 
     def _course(self, request: Command, header: SendMessageRequest) -> _Course:
         """The state of a topic that may be sent to: checks 0 to 7."""
@@ -432,6 +433,14 @@ class SendHandler:
         if may_write(self._parts.settings.permission):
             self._courses[topic] = course
         return course
+
+
+def _numbers(offsets: Sequence[int] | Int64s) -> Sequence[int]:
+    """Offsets as Python's numbers."""
+    if isinstance(offsets, Sequence):
+        return offsets
+    numbers: list[int] = offsets.tolist()
+    return numbers
 
 
 def _dedup_id_of(properties: str) -> bytes | None:
