@@ -66,7 +66,7 @@ def test_a_stream_into_a_topic_has_every_message_once(broker, tmp_path):
     rounds = Rounds(broker, lambda: Job("sparkcopy", *words), plan(), SEED)
     try:
         rounds.run()
-        until(lambda: lag(broker.name_server, GROUP, TOPIC) == 0, "all is copied", DEADLINE)
+        until(lambda: lag(broker.name_server, GROUP, TOPIC) == 0, "all is copied", 2 * DEADLINE)
         code = rounds.job.stop()
     finally:
         rounds.job.kill()

@@ -12,7 +12,7 @@ from tests.support.brokerlives import BrokerProcess
 from tests.support.filling import fill, numbered
 from tests.support.sparkheld import Hold
 from tests.support.sparking import in_files, until
-from tests.support.sparkkilling import STARTING, Job, lag
+from tests.support.sparkkilling import STARTING, Job, Rounds, bodies_in, lag
 
 TOPIC = "orders"
 GROUP = "archive"
@@ -23,6 +23,25 @@ QUEUES = 4
 def broker(tmp_path):
     with BrokerProcess(tmp_path / "data") as broker:
         yield broker
+
+
+@pytest.mark.feature("T4")
+@pytest.mark.timeout(420)
+def test_a_topic_gets_every_row_once_when_driver_worker_and_broker_are_killed(broker, tmp_path):
+    """A few rounds of tests/chaos/test_spark_kills.py."""
+    words = (broker.name_server, TOPIC, GROUP, str(tmp_path), "copies", "true")
+    plan = ("driver", "worker", "broker")
+    rounds = Rounds(broker, lambda: Job("sparkcopy", *words), plan, seed=7)
+    try:
+        rounds.run()
+        until(lambda: lag(broker.name_server, GROUP, TOPIC) == 0, "all is copied")
+        code = rounds.job.stop()
+    finally:
+        rounds.job.kill()
+
+    assert code == 0
+    copies = sorted(map(int, bodies_in(broker.name_server, "copies")))
+    assert copies == list(range(rounds.sent))
 
 
 @pytest.mark.feature("M2")

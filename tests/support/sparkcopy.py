@@ -15,7 +15,7 @@ from tests.support.sparkpipeline import follow, messages, session
 
 def main(name_server: str, topic: str, group: str, folder: str, target: str, exact: str) -> None:
     spark = session()
-    writer = messages(spark, name_server, topic, group).select("body").writeStream
+    writer = messages(spark, name_server, topic, group, most=500).select("body").writeStream
     writer = (
         writer.format("rocketmq")
         .option("nameServer", name_server)

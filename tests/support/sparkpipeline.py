@@ -38,7 +38,13 @@ def main(name_server: str, topic: str, group: str, folder: str, master: str | No
 
 
 def messages(
-    spark: SparkSession, name_server: str, topic: str, group: str, *, partitions: int = 2
+    spark: SparkSession,
+    name_server: str,
+    topic: str,
+    group: str,
+    *,
+    partitions: int = 2,
+    most: int = 100,
 ) -> DataFrame:
     """The topic as a stream, in small batches."""
     return (
@@ -47,7 +53,7 @@ def messages(
         .option("subscribe", topic)
         .option("group", group)
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", "100")
+        .option("maxOffsetsPerTrigger", str(most))
         .option("minPartitions", str(partitions))
         .load()
     )
