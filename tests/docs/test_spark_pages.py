@@ -106,7 +106,12 @@ with Admin(name_server="localhost:9876") as admin:
         AS_IT_IS,
     ],
     "README.md": [AS_IT_IS],
-    "docs/howto/exactly-once.md": [AS_IT_IS, Use(behind="print(stored.count(), before)  # 20 20")],
+    "docs/howto/exactly-once.md": [
+        AS_IT_IS,
+        Use(behind="print(stored.count(), before)  # 20 20"),
+        AS_IT_IS,
+        AS_IT_IS,
+    ],
     "docs/scaling.md": [AS_IT_IS],
     "docs/reference/errors.md": [AS_IT_IS],
     "docs/pipelines.md": [
