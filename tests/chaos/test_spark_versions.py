@@ -57,7 +57,8 @@ def python_with(version: str) -> Path:
     return python
 
 
-def run_with(python: Path, *words: str) -> dict[str, Any]:
+def run_with(python: Path, *words: str, module: str = "sparkversion") -> Any:
+    """What a module of `tests.support` says with this interpreter."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -65,7 +66,7 @@ def run_with(python: Path, *words: str) -> dict[str, Any]:
     }
     environment["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     done = subprocess.run(
-        [python, "-m", "tests.support.sparkversion", *words],
+        [python, "-m", f"tests.support.{module}", *words],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -74,8 +75,7 @@ def run_with(python: Path, *words: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", ["classic", "connect", "plain"])
