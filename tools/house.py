@@ -21,12 +21,12 @@ ROOT = Path(__file__).parent.parent
 
 #: The largest value that is allowed.
 LIMITS: Mapping[str, int] = {
-    "modules": 222,
+    "modules": 228,
     "modules with one importer, in their own package": 24,
-    "modules named by a gerund": 3,
-    "lines of code": 79_700,
-    "lines of code in the client": 22_650,
-    "lines of tests": 73_300,
+    "modules named by a gerund": 2,
+    "lines of code": 82_300,
+    "lines of code in the client": 22_850,
+    "lines of tests": 74_900,
     "module heads over 12 lines": 0,
     "imports of private names from another package": 0,
 }
