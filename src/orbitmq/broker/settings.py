@@ -168,9 +168,9 @@ class DedupSettings:
     enabled: bool = True  #: off: ids are stored and mean nothing
     window: float = 86_400.0  #: seconds for which an id is remembered, while its message is kept
     topic_ids: int = 1_000_000  #: ids of one topic; above this, the oldest are forgotten
-    #: Ids of all topics; above this, the largest one's oldest. Each takes about 115 bytes of
+    #: Ids of all topics; above this, the largest one's oldest. Each takes about 160 bytes of
     #: memory, and 20 on the disk.
-    ids: int = 4_000_000
+    ids: int = 2_000_000
 
     def __post_init__(self) -> None:
         check_positive("dedup", self, "window", "topic_ids", "ids")

@@ -609,6 +609,10 @@ class Transformations:
                 return True
         return False
 
+    def change(self, properties: str) -> bool:
+        """Whether a rule may change a message with these properties."""
+        return any(rule.mark in properties for rule in self._rules)
+
     def apply(self, draft: Draft) -> None:
         """Apply the rules to a draft. Raises `broker.errors.Refused`."""
         for rule in self._rules:

@@ -205,6 +205,7 @@ class SendHandler:
             if dedup_id and (first := self._dedup.find(topic, dedup_id)):
                 self._answer_first(connection, request, topic, first, waits=waits)
                 return
+            is_marked = writes.transformations.change(properties)
         born_host: bytes = connection.context.born_host
         if is_marked:
             draft = Draft(
@@ -236,6 +237,8 @@ class SendHandler:
             header.flag,
             header.reconsume_times or 0,
         )
+        if dedup_id:
+            self._dedup.note(topic, (key_of(dedup_id),), (at,))
         if course.is_retry and topic != header.topic:
             self._checks.count_dead(header, properties)
         taken = counts.taken
