@@ -25,6 +25,8 @@ async def use_in_every_way(hand: HandBroker, client: RawClient, producer: AskedP
     await client.connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     await client.heartbeat("c", wanting("orders"))
     stored = await client.stored("orders", b"12345")
+    for _ in range(2):
+        await client.stored("dropped", properties={"__DEDUP_ID": "a"})
     now_ms = milliseconds(hand.clock.now())
     await client.stored("orders", b"later", properties={"TIMER_DELIVER_MS": str(now_ms + 1000)})
     await client.stored("orders", b"much later", properties={"TIMER_DELAY_SEC": "1000"})
