@@ -125,8 +125,7 @@ ContextNames: TypeAlias = Annotated[
     typer.Option(
         "--context",
         metavar="NAME",
-        help="The cluster of this name; see orbitmq context. Repeat it to serve several. "
-        "[env var: ORBITMQ_CONTEXT]",
+        help="The name of a saved cluster; see orbitmq context. [env var: ORBITMQ_CONTEXT]",
         rich_help_panel=_PANEL,
     ),
 ]
