@@ -264,6 +264,92 @@ async def test_a_deleted_topic_and_a_broker_without_windows_know_no_ids(
     assert "dedupWindow" not in (await other.heartbeat("c1")).ext_fields
 
 
+async def test_ids_of_a_deleted_topic_are_unknown_after_a_crash(start_broker, open_client, crash):
+    broker = await start_broker()
+    client = await open_client(broker)
+    await put(client, "a")
+    header = TopicRequest(topic="orders")
+    await client.connection.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)
+    await crash(broker)  # before ids were saved, so that they are read from the log
+    broker = await start_broker()
+
+    anew = await put(await open_client(broker), "a")
+
+    assert anew.duplicates is None
+    assert ends(broker) == 1
+
+
+@pytest.mark.parametrize("position", ["0", "1000000"], ids=["old", "beyond the end"])
+async def test_ids_are_complete_whatever_the_saved_position(
+    start_broker, open_client, crash, tmp_path, position
+):
+    """It is old after a crash in a save; the end of the log may be lost with the power."""
+    changes: dict[str, Any] = {"dedup": DedupSettings(window=60), "parts": {"clock": Watch()}}
+    broker = await start_broker(**changes)
+    client = await open_client(broker)
+    await put_batch(client, [f"n{number}" for number in range(10)])
+    await broker.stop()
+    (tmp_path / "broker" / "dedup" / ".position").write_text(position)
+    changes["parts"]["clock"].ahead = 61
+    broker = await start_broker(**changes)
+    await put(await open_client(broker), "a")
+    await (crash(broker) if position != "0" else broker.stop())
+
+    again = await put(await open_client(await start_broker(**changes)), "a")
+
+    assert again.duplicates is not None
+
+
+async def test_an_id_that_was_stored_again_is_known_from_then_on(start_broker, open_client):
+    clock = Watch()
+    store = replace(SMALL_STORE, file_size=1 << 20)
+    store = replace(store, retention=replace(store.retention, max_bytes=1 << 20, files_per_run=9))
+    changes: dict[str, Any] = {"store": store, "parts": {"clock": clock}}
+    few, many = (DedupSettings(window=60, ids=ids) for ids in (2, 1000))
+    broker = await start_broker(dedup=few, **changes)
+    client = await open_client(broker)
+    for dedup_id in ("x", "b", "c", "x", "d", "x", "a"):  # "x" is in a second several times
+        await put(client, dedup_id)
+    await broker.stop()
+    broker = await start_broker(dedup=many, **changes)
+    client = await open_client(broker)
+    while not broker.parts.store.mirroring.start:  # until the first copies are deleted
+        await client.stored("bills", bytes(100_000))
+        broker.parts.store.clean()
+    clock.ahead = 40
+    anew = await put(client, "a")
+    clock.ahead = 62
+    told = [(await put(client, dedup_id)).duplicates is None for dedup_id in ("b", "a", "x")]
+
+    assert anew.duplicates is None
+    assert told == [True, False, True]
+
+
+async def test_the_log_tells_the_ids_as_the_sends_did(start_broker, open_client, crash):
+    broker = await start_broker()
+    client = await open_client(broker)
+    sends = (
+        (b"__DEDUP_ID\x01in a body", "__DEDUP_ID\x01a\x02"),
+        (b"two", "__DEDUP_ID\x01b\x02__DEDUP_ID\x01c\x02"),
+    )
+    # As Java encodes properties: nothing is behind the last one.
+    batch = encode_batch([(b"b", 0, b"__DEDUP_ID\x01n%d" % number) for number in range(2)])
+    answers = []
+    for _ in range(2):
+        for body, raw in sends:
+            answers.append(await client.stored("orders", body, properties=raw))
+        code = RequestCode.SEND_BATCH_MESSAGE
+        answers.append(await client.stored("orders", batch, code=code, batch=True, properties=""))
+        await crash(broker)
+        broker = await start_broker()
+        client = await open_client(broker)
+
+    # The port is another one in the second life.
+    assert [each.duplicates for each in answers[:3]] == [None] * 3
+    assert None not in [each.duplicates for each in answers[3:]]
+    assert ends(broker) == 4
+
+
 async def test_a_slave_that_becomes_the_master_knows_the_ids(start_broker, open_client):
     master = await start_broker(root="master", replication=SERVING)
     client = await open_client(master)

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 MARK: Final = f"{DEDUP_ID}\x01"
 RAW_MARK: Final = MARK.encode()
 _LATER_MARK: Final = b"\x02" + RAW_MARK
-_MARKED: Final = re.compile(RAW_MARK + rb"([^\x02]+)")
+_MARKED: Final = re.compile(RAW_MARK)
 _REAL_TOPIC: Final = f"{REAL_TOPIC}\x01".encode()
 #: Topics of messages that wait for their time; their real topic is a property.
 _PARKED: Final = frozenset({names.SCHEDULE_TOPIC, names.TIMER_TOPIC})
@@ -68,6 +68,8 @@ _CHUNK: Final = 8 * 1024 * 1024
 _STEP: Final = 2 * 1024 * 1024
 #: Bytes at the end of the log that are scanned if there are no files.
 _WITHOUT_FILES: Final = 1 << 30
+#: Ids of a window that are forgotten at once.
+_AT_ONCE: Final = 50_000
 _POSITION: Final = ".position"
 _ENTRY: Final = np.dtype([("key", "<i8"), ("offset", "<i8"), ("second", "<u4")])
 #: A file with this many entries beyond the window is rewritten.
@@ -118,57 +120,75 @@ def ids_of(properties: Iterable[bytes], *, skip: int = 0) -> list[bytes]:
 class _Window:
     """The ids of one topic, in the order of the log."""
 
-    __slots__ = ("fresh", "order", "places", "seconds")
+    __slots__ = ("again", "fresh", "last", "order", "places", "seconds")
 
     def __init__(self) -> None:
         self.places: dict[int, int] = {}
         self.order: deque[int] = deque()
+        #: How often an id stands in `order` beyond the first time, as when its first copy is gone.
+        self.again: Counter[int] = Counter()
+        #: The offset of the last id that was noted; those up to it are not noted again.
+        self.last = -1
         #: How many were stored in which second, in order.
         self.seconds: deque[list[int]] = deque()
         self.fresh = _Entries()
 
-    def note(self, keys: Sequence[int], offsets: Sequence[int], second: int) -> int:
-        """Add ids; returns by how many the window has grown."""
-        before = len(self.order)
-        if self.places.keys().isdisjoint(keys):
-            self.order.extend(keys)
+    def note(self, keys: Sequence[int], offsets: Sequence[int], second: int) -> None:
+        """Add ids."""
+        places, count = self.places, len(keys)
+        if places.keys().isdisjoint(keys) and len(set(keys)) == count:
+            places.update(zip(keys, offsets, strict=True))
         else:
             # The first copy of one is gone, or another id has the same hash.
-            self.order.extend(key for key in keys if key not in self.places)
-        self.places.update(zip(keys, offsets, strict=True))
+            for key, offset in zip(keys, offsets, strict=True):
+                if key in places:
+                    self.again[key] += 1
+                places[key] = offset
+        self.order.extend(keys)
+        self.last = offsets[-1]
         self.fresh.add(keys, offsets, second)
-        added = len(self.order) - before
         if self.seconds and self.seconds[-1][0] >= second:
-            self.seconds[-1][1] += added
+            self.seconds[-1][1] += count
         else:
-            self.seconds.append([second, added])
-        return added
+            self.seconds.append([second, count])
 
     def evict(self, until: int, most: int) -> int:
-        """Forget what is older than a second, and the oldest beyond a number; returns how many."""
+        """Forget what is older than a second, and the oldest beyond a number; returns how many.
+
+        Only some at a time: a million would hold up the loop for 0.2 s.
+        """
         count, seconds = 0, self.seconds
-        while seconds and seconds[0][0] < until:
-            count += seconds.popleft()[1]
-        excess = len(self.order) - count - most
-        while excess > 0:
-            taken = min(excess, seconds[0][1])
+        excess = len(self.order) - most
+        while seconds and count < _AT_ONCE and (seconds[0][0] < until or count < excess):
+            taken = seconds[0][1] if seconds[0][0] < until else excess - count
+            taken = min(taken, seconds[0][1], _AT_ONCE - count)
+            count += taken
             seconds[0][1] -= taken
-            count, excess = count + taken, excess - taken
             if not seconds[0][1]:
                 seconds.popleft()
         order, places = self.order, self.places
-        for _ in range(count):
-            del places[order.popleft()]
+        if self.again:
+            for _ in range(count):
+                self._forget(order.popleft())
+        else:
+            for _ in range(count):
+                del places[order.popleft()]
         return count
 
-    def undo(self, added: int, noted: int) -> None:
+    def undo(self, noted: int) -> None:
         """Take back the last ids, whose messages were not stored."""
-        for _ in range(added):
-            del self.places[self.order.pop()]
+        for _ in range(noted):
+            self._forget(self.order.pop())
             while not self.seconds[-1][1]:
                 self.seconds.pop()
             self.seconds[-1][1] -= 1
         self.fresh.drop(noted)
+
+    def _forget(self, key: int) -> None:
+        if self.again[key] > 0:
+            self.again[key] -= 1
+        else:
+            del self.places[key], self.again[key]
 
 
 class _Entries:
@@ -218,8 +238,8 @@ class Deduplication:
         self.position = 0
         self._files = _WindowFiles(parts.settings.root / "dedup", disk or DiskFiles())
         self._windows: dict[str, _Window] = {}
-        #: What the present write has added: to which window, by how much it grew, and how many.
-        self._turn: list[tuple[_Window, int, int]] = []
+        #: What the present write has added: to which window, and how many.
+        self._turn: list[tuple[_Window, int]] = []
         self._forgotten: set[str] = set()
         #: What is to be appended to files; a save takes off what it has written.
         self._unsaved: deque[_News] = deque()
@@ -255,15 +275,16 @@ class Deduplication:
         if window.places[key] >= parts.store.mirroring.written:
             # It is in the present write, which may fail: then the id is not known any more.
             parts.writes.finish()
-        self._evict((window,))
         at = window.places.get(key)
-        if at is None:
+        if at is None or at < parts.store.deleted_below(topic):
             return None
         try:
             message = decode_message(parts.store.written_at(at))
         except (StoreError, MessageError):
             return None  # retention was faster than the window
         if (message.get_property(DEDUP_ID) or "").encode() != dedup_id:
+            return None
+        if message.store_ms // 1000 < self._since():
             return None
         return self._original(topic, message)
 
@@ -285,18 +306,18 @@ class Deduplication:
         if not self._turn:
             self._parts.writes.after_write.append(self._settle)
         window = self._window(topic)
-        added = window.note(keys, offsets, int(self._parts.clock.now()))
-        self._turn.append((window, added, len(keys)))
-        self.remembered += added
+        window.note(keys, offsets, int(self._parts.clock.now()))
+        self._turn.append((window, len(keys)))
+        self.remembered += len(keys)
 
     def _settle(self, are_stored: bool) -> None:
         turn, self._turn = self._turn, []
         if are_stored:
-            self._evict([window for window, _, _ in turn])
+            self._evict([window for window, _ in turn])
             return
-        for window, added, noted in reversed(turn):
-            window.undo(added, noted)
-            self.remembered -= added
+        for window, noted in reversed(turn):
+            window.undo(noted)
+            self.remembered -= noted
 
     def forget(self, topic: str) -> None:
         """A topic was deleted."""
@@ -312,9 +333,12 @@ class Deduplication:
             window = self._windows[topic] = _Window()
         return window
 
+    def _since(self) -> int:
+        """The second from which ids are remembered."""
+        return int(self._parts.clock.now() - self._settings.window)
+
     def _evict(self, windows: Iterable[_Window]) -> None:
-        settings = self._settings
-        until = int(self._parts.clock.now() - settings.window)
+        settings, until = self._settings, self._since()
         for window in windows:
             self.remembered -= window.evict(until, settings.topic_ids)
         if self.remembered > settings.ids:
@@ -331,17 +355,18 @@ class Deduplication:
             return
         store = self._parts.store
         end, start = store.mirroring.written, store.mirroring.start
-        since = int(self._parts.clock.now() - self._settings.window)
+        since = self._since()
         for topic, rows in self._files.load(end):
             low = max(start, store.deleted_below(topic))
             kept = rows[(rows["offset"] >= low) & (rows["second"] >= since)]
             window = self._window(topic)
             for second, part in _by_second(kept[-self._settings.topic_ids :]):
-                self.remembered += window.note(
-                    part["key"].tolist(), part["offset"].tolist(), second
-                )
+                window.note(part["key"].tolist(), part["offset"].tolist(), second)
+                self.remembered += len(part)
             window.fresh = _Entries()
-        position = self._files.position()
+            if len(rows):
+                window.last = int(rows["offset"][-1])
+        position = self._files.position(end)
         if position is None:
             position = end - _WITHOUT_FILES
         self.position = max(start, min(position, end))
@@ -373,12 +398,13 @@ class Deduplication:
         second = int(records.store_ms[-1]) // 1000
         for topic, dedup_id, at in _found(view, records):
             window, key = self._window(topic), key_of(dedup_id)
-            # Known ones are in the files, or copies that were stored again later.
-            if key not in window.places:
+            # What is known is in the file, or a copy that was stored again later.
+            if base + at > window.last and key not in window.places:
                 firsts.setdefault(topic, {}).setdefault(key, base + at)
         for topic, places in firsts.items():
             window = self._window(topic)
-            self.remembered += window.note(list(places), list(places.values()), second)
+            window.note(list(places), list(places.values()), second)
+            self.remembered += len(places)
             self._evict((window,))
 
     # ---- saving
@@ -459,23 +485,22 @@ def _found(view: memoryview, records: RecordArrays) -> Iterator[tuple[str, bytes
     at = np.array([hit.start() for hit in hits]) + first
     rows = np.searchsorted(records.starts, at, "right") - 1
     begins = records.properties_at[rows]
-    last_of_rows: dict[int, bytes] = {}
-    for hit, place, row, begin in zip(
-        hits, at.tolist(), rows.tolist(), begins.tolist(), strict=True
-    ):
+    last_of_rows: dict[int, int] = {}
+    for place, row, begin in zip(at.tolist(), rows.tolist(), begins.tolist(), strict=True):
         # Not in a body, nor in the middle of a value.
         if place == begin or (place > begin and data[place - first - 1] == 2):
-            last_of_rows[row] = hit[1]
+            last_of_rows[row] = place - first + len(RAW_MARK)
     numbers = TopicNumbers()
     topics = numbers.of(view, records).tolist()
-    for row, dedup_id in sorted(last_of_rows.items()):
+    for row, place in sorted(last_of_rows.items()):
         topic = numbers.names[topics[row]]
         begin, end = int(records.properties_at[row]) - first, int(records.ends[row]) - first
         if topic in _PARKED:
             topic = property_value(data[begin:end], REAL_TOPIC) or topic
         elif data.find(_REAL_TOPIC, begin, end) >= 0:
             continue  # the copy that was delivered: the one that waited counts
-        if _is_plain(topic):
+        dedup_id = data[place:end].partition(b"\x02")[0]
+        if dedup_id and _is_plain(topic):
             yield topic, dedup_id, int(records.starts[row])
 
 
@@ -524,12 +549,19 @@ class _WindowFiles:
         except OSError:
             log.exception("a file of ids could not be repaired", extra={"file": str(path)})
 
-    def position(self) -> int | None:
+    def position(self, end: int) -> int | None:
         """Everything in the log below it is in the files; None when that is not known."""
+        path = self._folder / _POSITION
         try:
-            return int(self._files.read_bytes(self._folder / _POSITION))
+            found = int(self._files.read_bytes(path))
         except (OSError, ValueError):
             return None
+        if found > end:
+            # The end of the log was lost. Ids of what is written in its place are not in the files.
+            self._files.unlink(path)
+            self._files.sync_folder(self._folder)
+            return end
+        return found
 
     def save(self, news: deque[_News], forgotten: Iterable[str], position: int) -> None:
         """Append the news, then write the position. Raises `OSError`."""
