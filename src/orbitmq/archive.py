@@ -10,11 +10,12 @@ run writes files of the same names. So readers go by entries alone. See docs/how
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ _ENTRIES: Final = "_log"
 #: Files whose names begin so are no data to readers of Parquet.
 _DRAFT: Final = "_draft-"
 _NAME_DIGITS: Final = 20
+#: Bytes that a name in a folder can have, and the characters of a longer topic that are in it.
+_LONGEST_NAME: Final = 255
+_KEPT_OF_LONG: Final = 60
 #: Object stores that need no folders, by pyarrow's names.
 _WITHOUT_FOLDERS: Final = frozenset({"s3", "gcs", "abfs"})
 _CHUNK: Final = 4 << 20
@@ -97,7 +101,12 @@ class LogEntry(msgspec.Struct, frozen=True):
 def parquet_path(topic: str, day: str, broker: str, log_start: int) -> str:
     """The path of a Parquet file in the archive."""
     name = f"{_escaped(broker)}-{log_start:0{_NAME_DIGITS}d}.parquet"
-    return f"topic={_escaped(topic)}/day={day}/{name}"
+    folder = f"topic={_escaped(topic)}"
+    if len(folder) > _LONGEST_NAME:
+        # What is escaped takes three characters.
+        digest = hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()
+        folder = f"topic={_escaped(topic[:_KEPT_OF_LONG])}~{digest}"
+    return f"{folder}/day={day}/{name}"
 
 
 def _escaped(name: str) -> str:
@@ -305,14 +314,16 @@ class Catalog:
     def refresh(self) -> None:
         """Read what was archived since."""
         has_news = False
-        for broker in self._entries.brokers():
-            known = self._known.setdefault(broker, {})
-            for start in self._entries.log_files(broker):
-                if start not in known:
-                    known[start] = self._entries.read(broker, start)
-                    has_news = True
-        if has_news:
-            self._spans = _by_queue(self.entries())
+        try:
+            for broker in self._entries.brokers():
+                known = self._known.setdefault(broker, {})
+                for start in self._entries.log_files(broker):
+                    if start not in known:
+                        known[start] = self._entries.read(broker, start)
+                        has_news = True
+        finally:
+            if has_news:
+                self._spans = _by_queue(self.entries())
 
     def entries(self) -> list[LogEntry]:
         """All entries, by broker and in the order of its log."""
@@ -348,15 +359,9 @@ class Catalog:
             found.append((at, end))
         return found
 
-    def complete_until_ms(self, broker: str) -> int:
-        """The archive has all messages that a broker stored before this time."""
-        known = self._known.get(broker, {})
-        until, end = 0, None
-        for start in sorted(known):
-            if end is not None and start != end:
-                break
-            until, end = max(until, known[start].last_ms), known[start].log_end
-        return until
+    def complete_until_ms(self) -> int:
+        """The archive has all messages that its brokers stored before this time."""
+        return min(map(_complete_until_ms, self._known.values()), default=0)
 
     def first_at(self, key: QueueKey, time_ms: int) -> int | None:
         """The first offset stored at a time or later; None when there is none."""
@@ -389,6 +394,16 @@ class Catalog:
                 place = entry.log_start + int((entry.log_end - entry.log_start) * min(share, 1.0))
                 return Sampled(place, part.bytes // max(1, part.rows))
         return None
+
+
+def _complete_until_ms(known: Mapping[int, LogEntry]) -> int:
+    """The same for one broker, which may have nothing archived yet."""
+    until, end = 0, None
+    for start in sorted(known):
+        if end is not None and start != end:
+            break
+        until, end = max(until, known[start].last_ms), known[start].log_end
+    return until
 
 
 def _by_queue(entries: Iterable[LogEntry]) -> dict[QueueKey, list[_Span]]:

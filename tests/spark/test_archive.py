@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from orbitmq import Admin
+from orbitmq.client.errors import NoNameServer
 from orbitmq.spark.options import batch_options
 from orbitmq.spark.readers import RocketMQBatchReader
 from orbitmq.spark.source import full_schema
@@ -140,6 +142,39 @@ def test_what_is_deleted_after_planning_is_read_from_the_archive(tmp_path):
 
         offsets = [at for batch in rows for at in batch.column("queueOffset").to_pylist()]
         assert offsets == list(range(5, 3000))
+
+
+def test_queues_that_a_topic_had_before_it_was_deleted_are_not_read(tmp_path):
+    with archiving_cluster(tmp_path) as cluster:
+        cluster.create_topic("orders", queues=2)
+        interleaved(cluster.broker_addresses[0], 0, 3000)
+        until(lambda: list(tmp_path.glob("_log/*/*.json")), "a log file is archived")
+        with Admin(name_server=cluster.name_server) as admin:
+            admin.topics.delete("orders")
+        cluster.create_topic("orders", queues=1)
+        fill(cluster.broker_addresses[0], "orders", numbered(10))
+        reader = reader_of(cluster, archive=str(tmp_path))
+
+        rows = [batch for part in reader.partitions() for batch in reader.read(part)]
+
+        assert sum(batch.num_rows for batch in rows) == 10
+
+
+def test_the_archive_is_not_enough_while_a_broker_has_archived_less(tmp_path):
+    archive = tmp_path / "archive"
+    with archiving_cluster(archive, brokers=2, data=tmp_path / "data") as cluster:
+        cluster.create_topic("orders", queues=1)
+        one, two = cluster.broker_addresses
+        fill(two, "orders", numbered(10))
+        fill(one, "orders", numbered(10))
+        cluster.clock.advance(100)
+        time = datetime.fromtimestamp(cluster.clock.now() - 50, UTC).isoformat()
+        fill(one, "orders", numbered(3000, first=10, size=800))
+        until(lambda: list(archive.glob("_log/broker-a/*.json")), "a log file is archived")
+        reader = reader_of(cluster, archive=str(archive), endingTimestamp=time)
+
+    with pytest.raises(NoNameServer):
+        reader.partitions()
 
 
 def test_the_archive_is_enough_for_what_ends_in_it(spark, tmp_path):

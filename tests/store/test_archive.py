@@ -151,6 +151,38 @@ def test_a_topic_that_was_created_again_begins_anew(open_store, clock, entries):
         assert left.equals(stored(store, "orders", queue).slice(0, left.num_rows))
 
 
+def test_a_clock_that_is_set_back_hides_nothing(open_store, clock, entries):
+    store = open_store()
+    for seconds in (DAY, -DAY, 0.0):
+        for number in range(40):
+            put(store, "orders", 0, b"%d" % number + bytes(100))
+            store.write()
+        clock.advance(seconds)
+    store.wait_flushed(store.write())
+
+    archive(store.root, entries)
+
+    table = archived(Catalog(entries.location), "orders", 0)
+    assert table.num_rows > 80
+    assert table.equals(stored(store, "orders", 0).slice(0, table.num_rows))
+
+
+def test_long_names_are_archived(open_store, clock, entries):
+    topics = ("|" * 126 + "a", "|" * 126 + "b", dead_letter_topic("g" * 249))
+    store = open_store()
+    for number in range(120):
+        put(store, topics[number % 3], 0, bytes(300))
+    store.wait_flushed(store.write())
+
+    archive(store.root, entries)
+
+    catalog = Catalog(entries.location)
+    for topic in topics:
+        table = archived(catalog, topic, 0)
+        assert table.num_rows > 20
+        assert table.equals(stored(store, topic, 0).slice(0, table.num_rows))
+
+
 def test_damage_is_kept_or_named(open_store, clock, entries):
     store = open_store()
     for number in range(80):

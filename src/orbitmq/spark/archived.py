@@ -118,8 +118,10 @@ class ArchivedCluster(RangeCluster):
         found = super().routed(topics, refresh=refresh)
         if self._is_stream:
             return found
-        routed = {queue.topic for queue in found.queues}
-        self._left = frozenset(_queues(self.catalog, routed) - set(found.queues))
+        # A queue that its broker lacks is of a topic that was created again, or made smaller.
+        routed = {(queue.topic, queue.broker) for queue in found.queues}
+        archived = _queues(self.catalog, {topic for topic, _ in routed})
+        self._left = frozenset(each for each in archived if (each.topic, each.broker) not in routed)
         return TopicQueues(tuple(sorted({*found.queues, *self._left})), found.failures)
 
     def low_at_broker(self, queue: Queue) -> int | None:
@@ -244,12 +246,13 @@ class ArchiveAlone(ArchivedCluster):
         self, times: Mapping[Queue, float], *, patient: bool = True
     ) -> QueueResults[int | None]:
         found: QueueResults[int | None] = QueueResults()
+        # Of every broker: it is not known which ones have the topic.
+        until = self.catalog.complete_until_ms()
         for queue, time in times.items():
-            at = self.catalog.first_at(_key(queue), round(time * 1000))
-            if at is None and self.catalog.complete_until_ms(queue.broker) < time * 1000:
+            if until < time * 1000:
                 found.failures[queue] = self._error
             else:
-                found.values[queue] = at
+                found.values[queue] = self.catalog.first_at(_key(queue), round(time * 1000))
         return found
 
     def progress(

@@ -214,6 +214,7 @@ class _LogRows:
         self.left_out = 0
         self.damaged: list[tuple[int, int]] = []
         self.first_ms = self.last_ms = 0
+        self._day = 0
         self.starts = self.sizes = np.empty(0, np.int64)
         #: The starts of records that hold several messages.
         self.batches: set[int] = set()
@@ -252,7 +253,9 @@ class _LogRows:
         if int(np.bitwise_or.reduce(records.sys_flags, initial=0)) & BATCH_MASK == BATCH_MASK:
             are_batches = records.sys_flags & BATCH_MASK == BATCH_MASK
             self.batches.update(records.starts[are_batches].tolist())
-        days = records.store_ms // _DAY_MS
+        # A clock that is set back must not divide a queue into days whose offsets overlap.
+        days = np.maximum.accumulate(np.maximum(records.store_ms // _DAY_MS, self._day))
+        self._day = int(days[-1]) if len(days) else self._day
         keys = topics << 32 | records.queue_ids
         group = np.empty(len(records), np.int32)
         for day in np.unique(days).tolist():  # one, nearly always
