@@ -595,6 +595,14 @@ def each_queue(given: Iterable[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
     return tuple(found)
 
 
+def queues_by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:
+    """The queues of each broker, in their order."""
+    found: dict[str, list[Queue]] = {}
+    for queue in queues:
+        found.setdefault(queue.broker, []).append(queue)
+    return found
+
+
 class AsksNameServers(Protocol):
     """A client or an admin that can ask name servers."""
 

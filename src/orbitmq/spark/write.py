@@ -44,7 +44,7 @@ from orbitmq.client.errors import NoNameServer
 from orbitmq.client.message import Message
 from orbitmq.client.producer.send import broker_of_id
 from orbitmq.client.ranges.write import EncodedElements, Frame, RangeWriter, WritingSettings
-from orbitmq.client.routes import Queue
+from orbitmq.client.routes import Queue, queues_by_broker
 from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute
 from orbitmq.javahash import key_hash
 from orbitmq.message.properties import (
@@ -479,7 +479,7 @@ class _PartitionWriter:
         self._turn += 1
         by_broker = self._brokers_of(message.topic)
         if by_broker is not None:
-            own = by_broker[broker_of_id(message.unique_id.encode(), list(by_broker))]
+            own = by_broker[broker_of_id(message.unique_id.encode(), by_broker)]
             return own[self._turn % len(own)], False
         return queues[self._turn % len(queues)], True
 
@@ -487,10 +487,8 @@ class _PartitionWriter:
         """The queues of each broker, where the ids of rows choose the broker."""
         if not self._options.exactly_once:
             return None
-        by_broker: dict[str, list[Queue]] = {}
-        for queue in self._queues_of(topic):
-            by_broker.setdefault(queue.broker, []).append(queue)
-        return dict(sorted(by_broker.items())) if len(by_broker) > 1 else None
+        by_broker = queues_by_broker(self._queues_of(topic))
+        return by_broker if len(by_broker) > 1 else None
 
     def _queues_of(self, topic: str) -> tuple[Queue, ...]:
         queues = self._queues.get(topic)

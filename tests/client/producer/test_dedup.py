@@ -75,10 +75,8 @@ async def test_a_batch_tells_new_messages_and_copies_apart(producer):
     await producer.send(given[0])
 
     results = await producer.send_batch([*given, given[0], Message("orders", "z", dedup_id="b")])
-    one = await producer.send_many("orders", [b"x"], dedup_ids=["a"])
 
     assert [each.is_duplicate for each in results] == [True, False, True, False]
-    assert one[0].is_duplicate in (True, False)  # another broker may be the one of this id
 
 
 async def test_a_copy_of_a_delayed_message_can_be_recalled_like_the_first(producer):

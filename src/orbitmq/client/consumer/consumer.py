@@ -957,7 +957,6 @@ class DelegatedMember(GroupMember):
             engine, group, strict_last=options.strict_last
         )
         self.locks = QueueLocks(engine, group, options.locks) if options.ordered else None
-        self._hands = hands
         #: Only for calls that administrators ask for.
         self.worker_pool = WorkerPool(options.consume.workers, lambda _: None, group=group)
         #: Topics of which a first round is done.

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitmq.client.routes import Queue
+from orbitmq.client.routes import Queue, queues_by_broker
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.logonce import LogOncePerOutage
 from orbitmq.parsing import Fields
@@ -147,7 +147,7 @@ class QueueLocks:
         granted: dict[Queue, QueueLock] = {}
         asking = [
             self._engine.spawn(self._acquire(broker, some, granted), f"lock queues of {broker}")
-            for broker, some in _by_broker(queues).items()
+            for broker, some in queues_by_broker(queues).items()
         ]
         self._asking.update(asking)
         for task in asking:
@@ -163,7 +163,7 @@ class QueueLocks:
 
     async def release(self, queues: Iterable[Queue]) -> None:
         """Give locks back; other members can have them when this returns."""
-        kept = _by_broker(queue for queue in queues if self._forget(queue))
+        kept = queues_by_broker(queue for queue in queues if self._forget(queue))
         for broker, some in kept.items():
             self._unlocking.setdefault(broker, set()).update(some)
         await asyncio.gather(*(self._unlock(broker) for broker in kept))
@@ -176,7 +176,7 @@ class QueueLocks:
 
     async def renew(self) -> float | None:
         """Renew all locks and report the lost ones; the seconds to the next renewal."""
-        by_broker = _by_broker(self._locks)
+        by_broker = queues_by_broker(self._locks)
         if not by_broker:
             return None
         outcomes = await asyncio.gather(
@@ -293,10 +293,3 @@ class QueueLocks:
 
     def _now(self) -> float:
         return self._engine.clock.monotonic()
-
-
-def _by_broker(queues: Iterable[Queue]) -> Mapping[str, list[Queue]]:
-    found: dict[str, list[Queue]] = {}
-    for queue in queues:
-        found.setdefault(queue.broker, []).append(queue)
-    return found

@@ -20,7 +20,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from orbitmq.client.producer.send import RETRIED, STORED, SendResult, SendStatus, results_of
+from orbitmq.client.producer.send import (
+    RETRIED,
+    STORED,
+    SendResult,
+    SendStatus,
+    result_of,
+    results_in,
+)
 from orbitmq.errors import NotRunning, OrbitError
 from orbitmq.message.stored import encode_batch
 from orbitmq.remoting.settings import RemotingError, RequestTimedOut
@@ -519,7 +526,8 @@ class Accumulator:
         publisher, status = self._publisher, STORED[answer.code]
         ids = ["" if sending is None else sending.draft.unique_id for sending in members]
         try:
-            outcomes: Sequence[SendResult | OrbitError] = results_of(ids, queue, status, answer)
+            batch = result_of("", queue, status, answer, is_batch=True)
+            outcomes: Sequence[SendResult | OrbitError] = results_in(ids, batch)
         except OrbitError as error:
             outcomes = [error] * len(ids)
         publisher.answered(queue.broker, self._monotonic() - frame.began)

@@ -1,9 +1,8 @@
 """Many messages in few frames.
 
-A frame of a batch has messages of one topic, all for one queue, and the broker stores them one
-after the other or not at all. Messages of several topics are sorted apart, and so are those that a
-ordering key binds to a queue, each queue's in their own order; what does not fit into one frame, or
-differs from it in `wait_stored`, goes into the next.
+A frame has messages of one topic for one queue. The broker stores all of them, one after the other,
+or none. Messages that an ordering key or a `dedup_id` binds to a queue are grouped by queue, in
+their order. A message that does not fit into a frame, or differs in `wait_stored`, begins the next.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from orbitmq.client.producer.send import (
     by_ordering_key,
     results_in,
 )
-from orbitmq.client.routes import Queue
+from orbitmq.client.routes import Queue, queues_by_broker
 from orbitmq.errors import MessageRefused, OrbitError, SendFailed, SettingError
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement, encode_batch
 from orbitmq.names import is_retry_topic
@@ -213,18 +212,11 @@ async def _bound(
                 raise _failed(topic, error, [None] * len(messages)) from error
         if message.ordering_key is not None:
             bound[place] = by_ordering_key(of_topics[topic], message)
-        elif len(own := _by_broker(of_topics[topic])) > 1 and message.dedup_id is not None:
+        elif len(own := queues_by_broker(of_topics[topic])) > 1 and message.dedup_id is not None:
             # Messages of one broker stay in their order, in one queue.
-            queues = own[broker_of_id(message.dedup_id.encode(), sorted(own))]
+            queues = own[broker_of_id(message.dedup_id.encode(), own)]
             bound[place] = chosen.setdefault((topic, queues[0].broker), queues[place % len(queues)])
     return bound
-
-
-def _by_broker(queues: Sequence[Queue]) -> dict[str, list[Queue]]:
-    own: dict[str, list[Queue]] = {}
-    for queue in queues:
-        own.setdefault(queue.broker, []).append(queue)
-    return own
 
 
 def _fill_in(results: list[SendResult | None], part: list[Element], result: SendResult) -> None:

@@ -28,7 +28,7 @@ from orbitmq.client.producer.send import (
     by_key,
     results_in,
 )
-from orbitmq.client.routes import Queue
+from orbitmq.client.routes import Queue, queues_by_broker
 from orbitmq.errors import (
     BrokerRefused,
     MessageRefused,
@@ -542,9 +542,10 @@ class _Columns:
         self, chunk: _Checked
     ) -> list[tuple[Queue | None, npt.NDArray[np.int64] | None]]:
         """The rows that each broker de-duplicates, for one of its queues in turn."""
-        brokers = sorted({queue.broker for queue in self._queues})
-        if len(brokers) == 1 or chunk.dedup_ids is None:
+        own = queues_by_broker(self._queues)
+        if len(own) == 1 or chunk.dedup_ids is None:
             return [(None, None)]
+        brokers = list(own)
         chosen = np.array(
             [
                 -1 if each is None else brokers.index(broker_of_id(each.encode(), brokers))
@@ -553,8 +554,8 @@ class _Columns:
         )
         parts: list[tuple[Queue | None, npt.NDArray[np.int64] | None]] = []
         for place in np.unique(chosen).tolist():
-            own = [queue for queue in self._queues if queue.broker == brokers[place]]
-            queue = None if place < 0 else own[chunk.first // _CHUNK % len(own)]
+            queues = own[brokers[place]]
+            queue = None if place < 0 else queues[chunk.first // _CHUNK % len(queues)]
             parts.append((queue, np.flatnonzero(chosen == place)))
         return parts
 

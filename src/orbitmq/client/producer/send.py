@@ -30,7 +30,14 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, TimesUnsupported, refused_by
 from orbitmq.client.heartbeats import BrokerVersions
 from orbitmq.client.message import Message
-from orbitmq.client.routes import MASTER, NOT_NOW, PROVISIONAL_LIFE, Queue, TopicRoute
+from orbitmq.client.routes import (
+    MASTER,
+    NOT_NOW,
+    PROVISIONAL_LIFE,
+    Queue,
+    TopicRoute,
+    queues_by_broker,
+)
 from orbitmq.clock import milliseconds
 from orbitmq.errors import (
     BrokerRefused,
@@ -314,7 +321,9 @@ class Publisher:
         elif (status := STORED.get(outcome.code)) is not None:
             sending.counted += 1
             self._faults.answered(broker, now - sending.began)
-            return self._settle_stored(sending, result_of(sending.draft, queue, status, outcome))
+            draft = sending.draft
+            result = result_of(draft.unique_id, queue, status, outcome, is_batch=draft.is_batch)
+            return self._settle_stored(sending, result)
         else:
             if outcome.code == _GO_AWAY and connection is not None:
                 self._links.went_away(queue, connection)
@@ -424,7 +433,7 @@ class Publisher:
         faults = self._faults
         if faults.avoid_slow or faults.avoided:
             faults.answered(queue.broker, self._monotonic() - sending.began)
-        result = result_of(draft, queue, SendStatus.OK, answer)
+        result = result_of(draft.unique_id, queue, SendStatus.OK, answer, is_batch=draft.is_batch)
         self.counts.sent += 1
         return result
 
@@ -708,20 +717,22 @@ def outcome_at_stop(sending: Sending) -> SendResult | NotRunning:
     return sending.result or NotRunning("this producer", was_stopped=True)
 
 
-def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -> SendResult:
+def result_of(
+    unique_id: str, queue: Queue, status: SendStatus, answer: Command, *, is_batch: bool = False
+) -> SendResult:
     """Where the broker says that the message is. Raises `SendFailed` if that cannot be read."""
     try:
         header = answer.header(SendMessageResponse)
     except HeaderError as error:
-        raise SendFailed(draft.topic, 1, error) from error
+        raise SendFailed(queue.topic, 1, error) from error
     if header.queue_id != queue.id:
         queue = Queue(queue.topic, queue.broker, header.queue_id)
-    stored = (status, draft.unique_id, header.msg_id, queue, header.queue_offset)
+    stored = (status, unique_id, header.msg_id, queue, header.queue_offset)
     if header.duplicates is not None:
         batch = BatchResult(
             *stored, recall_handle=header.recall_handle, duplicates=header.duplicates
         )
-        return batch if draft.is_batch else results_in([draft.unique_id], batch)[0]
+        return batch if is_batch else results_in([unique_id], batch)[0]
     return SendResult(*stored, header.transaction_id, header.recall_handle)
 
 
@@ -760,22 +771,6 @@ def results_in(unique_ids: Sequence[str], batch: SendResult) -> list[SendResult]
         )
         results.append(result)
     return results
-
-
-def results_of(
-    unique_ids: Sequence[str], queue: Queue, status: SendStatus, answer: Command
-) -> list[SendResult]:
-    """The same for each message of a batch."""
-    try:
-        header = answer.header(SendMessageResponse)
-    except HeaderError as error:
-        raise SendFailed(queue.topic, 1, error) from error
-    if header.queue_id != queue.id:
-        queue = Queue(queue.topic, queue.broker, header.queue_id)
-    stored = (status, "", header.msg_id, queue, header.queue_offset)
-    if header.duplicates is not None:
-        return results_in(unique_ids, BatchResult(*stored, duplicates=header.duplicates))
-    return results_in(unique_ids, SendResult(*stored))
 
 
 #: What differs between sends to the same topic and broker.
@@ -1106,18 +1101,18 @@ def by_ordering_key(queues: Sequence[Queue], message: Message) -> Queue:
 def by_dedup_id(queues: Sequence[Queue], message: Message) -> Queue:
     """The queue of the message's own `dedup_id`, which a copy meets at the same broker."""
     dedup_id = (message.dedup_id or "").encode()
-    broker = broker_of_id(dedup_id, sorted({queue.broker for queue in queues}))
-    own = [queue for queue in queues if queue.broker == broker]
+    by_broker = queues_by_broker(queues)
+    own = by_broker[broker_of_id(dedup_id, by_broker)]
     return own[zlib.crc32(dedup_id) % len(own)]
 
 
-def broker_of_id(dedup_id: bytes, brokers: Sequence[str]) -> str:
+def broker_of_id(dedup_id: bytes, brokers: Collection[str]) -> str:
     """The broker that de-duplicates messages of this id, by rendezvous hashing.
 
     When a broker comes or goes, only its own share of the ids changes its place.
     """
     if len(brokers) == 1:
-        return brokers[0]
+        return next(iter(brokers))
     weigh = hashlib.blake2b
     return max(
         brokers, key=lambda name: weigh(dedup_id, digest_size=8, key=name.encode()[:64]).digest()
