@@ -199,10 +199,19 @@ class Location:
         return sorted(each.path[start:] for each in found if each.type is fs.FileType.File)
 
     def lock(self, broker: str) -> FolderLock | None:
-        """Held by the one process that archives a broker; an object store has no locks."""
+        """Taken by the one process that archives a broker; an object store has no locks.
+
+        Raises `ArchiveError` if another process has it.
+        """
         if self._local is None:
             return None
-        return FolderLock(self._local / _ENTRIES / _escaped(broker) / "lock")
+        lock = FolderLock(self._local / _ENTRIES / _escaped(broker) / "lock")
+        if not lock.take():
+            raise ArchiveError(
+                f"process {lock.holder or 'of another machine'} writes the archive of broker "
+                f"{broker} in {self.text} already"
+            )
+        return lock
 
 
 class SummedFile(io.RawIOBase):

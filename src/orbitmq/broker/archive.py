@@ -135,7 +135,8 @@ class LogArchiver:
             self._check(entries, self._archived(entries))
         if not self._is_writer:
             return
-        self._take_lock(entries)
+        if self._lock is None:
+            self._lock = entries.location.lock(self._name)
         # If the newest is the same, all older ones are.
         for file in [file for file in closed if file.start in archived][-1:]:
             self._check_log(entries.read(self._name, file.start), file)
@@ -182,14 +183,14 @@ class LogArchiver:
 
     def _check(self, entries: Entries, oldest: list[ClosedLogFile]) -> None:
         """Find out which of the oldest log files are safe."""
-        now = time.monotonic()
+        now, place = time.monotonic(), entries.location.text
         for file in oldest:
             entry = entries.read(self._name, file.start)
             self._check_log(entry, file)
             if not entries.is_whole(entry):
                 raise ArchiveError(
-                    f"the archive {self._folder} lacks files of log file {file.path.name}; "
-                    f"orbitmq archive verify {self._folder} names them"
+                    f"the archive {place} lacks files of log file {file.path.name}; "
+                    f"orbitmq archive verify {place} names them"
                 )
             self._checked[file.start] = now
         self._checked = {start: at for start, at in self._checked.items() if at > now - _CHECKED}
@@ -198,15 +199,6 @@ class LogArchiver:
         if file.start not in self._same:
             check_same_log(entry, file)
             self._same.add(file.start)
-
-    def _take_lock(self, entries: Entries) -> None:
-        if self._lock is None:
-            self._lock = entries.location.lock(self._name)
-        if self._lock is not None and not self._lock.take():
-            raise ArchiveError(
-                f"process {self._lock.holder or 'of another machine'} writes the archive of broker "
-                f"{self._name} in {self._folder} already"
-            )
 
 
 def start_archiver(parts: Parts) -> LogArchiver:

@@ -103,10 +103,6 @@ def run(
     closed = closed_log_files(data)
     entries = Entries(Location(to))
     lock = entries.location.lock(name)
-    if lock is not None and not lock.take():
-        raise CommandError(
-            f"process {lock.holder or 'of another machine'} archives broker {name} there already"
-        )
     out = Printer(as_json)
     written = 0
     try:

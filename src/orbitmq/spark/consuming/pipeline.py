@@ -467,19 +467,11 @@ class Driver:
 
     def open_link(self, tasks: int) -> LinkOffer:
         """Expect the tasks of a job."""
-
-        async def call() -> LinkOffer:
-            return self._link.open(tasks)
-
-        return self._thread.run(call())
+        return self._called(lambda: self._link.open(tasks))
 
     def end_tasks(self) -> None:
         """Have the tasks of a job that follows queues end."""
-
-        async def call() -> None:
-            self._link.end()
-
-        self._thread.run(call())
+        self._called(self._link.end)
 
     def attend(self, planned: BatchPlan) -> Attended:
         """Take the reports of tasks that follow queues, commit, and look after the queues."""
@@ -488,7 +480,8 @@ class Driver:
     async def _attend(self, planned: BatchPlan) -> Attended:
         _, queues = self._running
         reports = self._link.arrived()
-        missing = await self._take(planned, reports)
+        self._count(planned, reports)
+        missing = await queues.take(planned, reports)
         why = await queues.attend(planned)
         if any(report.has_ended for report in reports):
             why = "a task has ended its work on a queue"
@@ -509,10 +502,6 @@ class Driver:
             self._link.close()
         self._count(planned, reports)
         return await self._running[1].settle(planned, reports)
-
-    async def _take(self, planned: BatchPlan, reports: list[PieceReport]) -> int:
-        self._count(planned, reports)
-        return await self._running[1].take(planned, reports)
 
     def _count(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> None:
         member, _ = self._running
@@ -547,9 +536,13 @@ class Driver:
         member, queues = self._member, self._queues
         if member is None or queues is None:
             return default
+        return self._called(lambda: read(member, queues))
+
+    def _called(self, function: Callable[[], T]) -> T:
+        """What a function returns on the event loop."""
 
         async def call() -> T:
-            return read(member, queues)
+            return function()
 
         return self._thread.run(call())
 
