@@ -93,10 +93,8 @@ class CrewHandover:
             for place, messages in self._batches.pulls[first : first + _AT_ONCE]:
                 owned = self._owned[place]
                 self._left += len(messages)
-                self._worker_pool.workers_for(is_async=False).submit(
-                    Calls(binding, owned, some, time.monotonic)
-                    for binding, some in self._bindings.by_handler(owned.queue, messages)
-                )
+                for binding, some in self._bindings.by_handler(owned.queue, messages):
+                    self._worker_pool.submit(Calls(binding, owned, some, time.monotonic))
                 if place == _QUEUES - 1:
                     await asyncio.sleep(0)
             async with asyncio.timeout(_DEADLINE):

@@ -53,7 +53,7 @@ class Pool:
 
     def submit(self, *jobs: Job) -> None:
         for job in jobs:
-            self.workers.submit((job,))
+            self.workers.submit(job)
 
     async def until_done(self, count: int) -> None:
         await until(lambda: len(self.done) >= count)

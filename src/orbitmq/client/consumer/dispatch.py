@@ -424,7 +424,7 @@ class ConcurrentConsumption(BaseConsumption):
             # that waits for them leaves no gap.
             for binding, some in self._bindings.by_handler(owned.queue, messages):
                 calls = Calls(binding, owned, some, self._monotonic)
-                self.worker_pool.workers_for(binding.is_async).submit((calls,))
+                self.worker_pool.submit(calls)
                 work.calls.append(calls)
                 begun += len(some)
         except Exception as error:  # noqa: BLE001  # the messages must not be lost

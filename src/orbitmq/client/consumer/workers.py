@@ -23,7 +23,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
@@ -116,9 +116,9 @@ class ThreadWorkers:
     def size(self) -> int:
         return self._size
 
-    def submit(self, jobs: Iterable[Job]) -> None:
-        """Run jobs, begun in this order; called on the loop."""
-        self._jobs.extend(jobs)
+    def submit(self, job: Job) -> None:
+        """Run a job after those before; called on the loop."""
+        self._jobs.append(job)
         if self._wakes.empty():
             self._wakes.put(None)
         if not self._is_slow and self._timer is None:
@@ -313,9 +313,9 @@ class TaskWorkers:
     def size(self) -> int:
         return self._size
 
-    def submit(self, jobs: Iterable[Job]) -> None:
-        """Run jobs, begun in this order."""
-        self._jobs.extend(jobs)
+    def submit(self, job: Job) -> None:
+        """Run a job after those before."""
+        self._jobs.append(job)
         if not self._is_waking:
             self._wake_one()
 
@@ -512,16 +512,16 @@ class WorkerPool:
         """How many calls run at the same time; fewer than set while threads are short."""
         return self._size if self._threads is None else min(self._size, self._threads.size)
 
-    def submit(self, job: Run) -> None:
+    def submit(self, job: Calls | Run) -> None:
         """Run calls."""
-        self.workers_for(job.is_async).submit((job,))
+        self.workers_for(job.is_async).submit(job)
 
     async def call_directly(
         self, binding: Binding, message: ReceivedMessage, monotonic: Callable[[], float]
     ) -> DirectCall:
         """Call a handler once, as one of the calls at the same time; returns when it has ended."""
         call = DirectCall(binding, message, monotonic)
-        self.workers_for(binding.is_async).submit((call,))
+        self.workers_for(binding.is_async).submit(call)
         await call.done.wait()
         return call
 
