@@ -5,7 +5,7 @@
 
 Invariant: a log file is archived when its entry in `_log` exists, which is written after all its
 Parquet files are on the disk. Files without an entry are remains of an interrupted run; the next
-run writes files of the same names. So readers go by entries alone. See docs/howto/archive.md.
+run writes files of the same names. Readers therefore use entries only. See docs/howto/archive.md.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Location:
 
 
 class SummedFile(io.RawIOBase):
-    """Sums what is written."""
+    """Counts the bytes that are written, and computes their checksum."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -271,7 +271,7 @@ class Entries:
         self.location.put(self._path(entry.broker, entry.log_start), data)
 
     def is_whole(self, entry: LogEntry) -> bool:
-        """Whether all files of an entry are there, judged by their sizes."""
+        """Whether all files of an entry exist in their sizes."""
         return all(self.location.size(part.path) == part.size for part in entry.files)
 
     def _path(self, broker: str, log_start: int) -> str:
@@ -292,7 +292,7 @@ class Piece:
 
 
 class Sampled(NamedTuple):
-    """The place in the log and the size of a message, as far as entries tell."""
+    """The place of a message in the log and its size, estimated from entries."""
 
     place: int
     size: int
@@ -321,7 +321,7 @@ class Catalog:
             )
 
     def refresh(self) -> None:
-        """Read what was archived since."""
+        """Read entries that are new since the last call."""
         has_news = False
         try:
             for broker in self._entries.brokers():
@@ -345,12 +345,12 @@ class Catalog:
         return self._spans.keys()
 
     def bounds(self, key: QueueKey) -> tuple[int, int] | None:
-        """The first offset of a queue, and the one behind its last; there may be gaps between."""
+        """The first offset of a queue, and the one after its last. There may be gaps."""
         spans = self._spans.get(key)
         return (spans[0].part.first, spans[-1].part.last + 1) if spans else None
 
     def pieces(self, key: QueueKey, start: int, end: int) -> list[Piece]:
-        """Where a range of a queue is, as far as it is archived; in order."""
+        """The archived parts of a range of a queue, in order."""
         return [
             Piece(path, part.queue, max(start, part.first), min(end, part.last + 1))
             for _, path, part in self._spans.get(key, ())
@@ -396,7 +396,7 @@ class Catalog:
         return None
 
     def sample(self, key: QueueKey, offset: int) -> Sampled | None:
-        """About where a message was in the log, and its size; None if it is not here."""
+        """The estimated place and size of a message; None if it is not here."""
         for entry, _, part in self._spans.get(key, ()):
             if part.first <= offset <= part.last:
                 share = (offset - part.first) / max(1, part.rows)

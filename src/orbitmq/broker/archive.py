@@ -82,7 +82,7 @@ class LogArchiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its slice; a log file that it is at is archived by a later run."""
+        """End the thread after its slice. The next run archives the log file in progress."""
         self._end.set()
         self._bell.set()
         if self._thread is not None:

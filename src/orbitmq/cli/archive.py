@@ -1,6 +1,6 @@
 """`orbitmq archive`: closed log files as Parquet, which the Spark source reads without the broker.
 
-Another thing is `orbitmq pipeline run archive`, which copies one topic through Spark as it comes.
+`orbitmq pipeline run archive` differs: it copies one topic through Spark as messages arrive.
 """
 
 from __future__ import annotations

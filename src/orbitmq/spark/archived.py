@@ -280,7 +280,7 @@ class ArchiveAlone(ArchivedCluster):
 
 
 def may_do_alone(error: OrbitError) -> bool:
-    """Whether an error of planning says that brokers or name servers are away."""
+    """Whether an error of planning means that brokers or name servers cannot be reached."""
     return error.retriable and not isinstance(error, SourceError)
 
 

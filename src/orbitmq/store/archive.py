@@ -5,8 +5,8 @@ once for the places of its records; these are sorted by topic, day, queue and of
 from the file a row group at a time. Nothing is decoded into objects. Both passes stop after every
 slice, for a caller that has other work.
 
-Not archived: topics of the brokers themselves (delays, half messages, traces), whose messages come
-to their real topics, and retry topics, which repeat messages for one group. Dead letters are.
+Dead letters are archived. Retry topics are not: they repeat messages for one group. Topics of the
+brokers themselves are not either (delays, half messages, traces).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _QUEUE_BITS: Final = 0xFFFFFFFF
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).date()
 _read_place = struct.Struct(">q").unpack_from
 _PLACE_AT: Final = 28
-#: The begin of a log file that its fingerprint includes.
+#: Bytes that a fingerprint covers, from the first record and from the last one on.
 _HEAD: Final = 4096
 
 
@@ -331,7 +331,7 @@ class _LogRows:
         return memoryview(taken.buffers()[2])[: int(sizes.sum(dtype=np.int64))]
 
     def taken_apart(self, data: memoryview | bytes) -> bytes:
-        """Records with a record for each message; a batch that cannot be split is damaged."""
+        """Records with one message each. One that cannot be split counts as damaged."""
         singles: list[bytes] = []
         for record in decode_messages(data):
             try:
@@ -393,7 +393,7 @@ def _write_file(
 
 
 def _batches(rows: _LogRows, some: Int64s, broker: str) -> Iterator[pa.RecordBatch]:
-    """The messages of these rows; several batches if they expand to much."""
+    """The messages of these rows; several batches if their bodies decompress to much."""
     data: memoryview | bytes = rows.gathered(some)
     if rows.batches and not rows.batches.isdisjoint(rows.starts[some].tolist()):
         data = rows.taken_apart(data)
@@ -415,7 +415,7 @@ def _batches(rows: _LogRows, some: Int64s, broker: str) -> Iterator[pa.RecordBat
 
 @dataclass(slots=True)
 class _Tally:
-    """What a file has of a queue."""
+    """The messages of a queue in a file."""
 
     first: int
     first_ms: int

@@ -4,9 +4,10 @@ Jobs go to threads through a deque; one thread is woken. While calls are slow, i
 before it runs a job; quick calls run in a row. Results come back through a list, which the loop
 polls every millisecond while there are any; the first one of a slow call wakes it.
 
-Orders replace locks: jobs are added before wakes are looked at, and looked at after being woken; a
-result is added before the flag is read, and read after the flag is cleared; a call is marked as
-begun before it is read whether its queue drains, and a drain does these in reverse.
+The order of steps replaces locks. The loop adds a job before it checks for wakes; a thread checks
+for jobs after it was woken. A thread adds a result before it reads the flag; the loop clears the
+flag before it reads results. A worker marks its call as begun before it checks whether the queue
+drains; a drain is announced before it checks for calls that have begun.
 
 A handler runs in a copy of the consumer's context, so that nothing leaks to the next message.
 """
@@ -66,9 +67,9 @@ class Job(Protocol):
         """Seconds of a slow one among the calls that are not settled; 0 without any."""
 
     def run_in(self, context: Context, workers: ThreadWorkers) -> bool:
-        """Run in a thread, the application's part in copies of `context`;
+        """Run in a thread, the application's part in copies of `context`.
 
-        whether a task waits for the end.
+        Returns whether a task waits for the end.
         """
 
     async def run_async(self) -> None:
@@ -619,8 +620,8 @@ class _Begun:
 class Calls:
     """Concurrent calls of one handler with messages of one queue: workers take one by one.
 
-    One object for a whole pull: an object for each call, which waits there for its turn, would make
-    the garbage collector run several times in each pull.
+    One object for a whole pull: with an object for each waiting call, the garbage collector would
+    run several times in each pull.
     """
 
     __slots__ = (

@@ -1,14 +1,14 @@
 """Messages on their way to their queues, gathered into batch frames.
 
-A queue has one round of frames in flight. What comes meanwhile waits and is the next round, so that
+A queue has one round of frames in flight. Messages that come meanwhile are the next round, so that
 batches grow with the load and a lone message is not delayed. Messages that may go to any queue of
-their topic wait together; their next round goes to the next queue whose broker can take more. What
-a batch cannot carry goes alone, in its place between the batches of a round.
+their topic wait together; their next round goes to the next queue whose broker can take more. A
+message that no batch can carry goes alone, in its place between the batches of a round.
 
-Each message has its own outcome and its own time. A broker stores a batch as a whole or not at all:
-one that it refuses is halved until the refused message is alone, the others keeping their order.
-Nothing overtakes what is bound to a queue and has to be sent again, or waits for its broker to be
-connected again. Everything belongs to the loop.
+Each message has its own outcome and timeout. A broker stores a batch as a whole or not at all. A
+refused batch is halved until the refused message is alone; the others keep their order. A message
+that is bound to a queue is never overtaken, neither while it is sent again nor while its broker is
+not connected. Everything belongs to the loop.
 """
 
 from __future__ import annotations

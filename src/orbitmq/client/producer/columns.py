@@ -2,8 +2,8 @@
 
 Everything is checked before anything is sent. Messages without a queue go to the queues in turn, a
 frame to each, several at a time; those with a queue or a key stay in their order. A message that is
-longer than a frame goes alone, compressed if single sends are. When a broker refuses a frame for
-what is in it, the frame is halved until the refused message is alone, as with `submit`.
+longer than a frame goes alone, compressed if single sends are. When a broker refuses a message of a
+frame, the frame is halved until that message is alone, as with `submit`.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class ProducerCore:
         return await asyncio.to_thread(self.sending, message, body, options)
 
     def may_take_long(self, message: Message | str, body: Body | None) -> bool:
-        """Whether a call is made ready aside; how large a value is, shows when it is encoded."""
+        """Whether a call is prepared aside. The size of a value is known when it is encoded."""
         if isinstance(message, Message):
             return self._is_large(message.body)
         return type(body) is not bytes or self._is_large(body)
@@ -511,7 +511,7 @@ def _timeout(given: Duration | None, default: float) -> float:
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _ID_ITEM: Final = f"{UNIQ_KEY}{NAME_END}"
-#: Topics of which is known that their messages are plain, unless something is said of them.
+#: Topics that are remembered as those of plain messages.
 _MOST_TOPICS: Final = 1024
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 #: Bytes of properties that a message may have when it is sent. A record has room for a few more:
@@ -590,13 +590,13 @@ class Drafting:
         if 0 < settings.compress_from <= self._largest_plain:
             self._largest_plain = settings.compress_from - 1
         self._id_size = len(UNIQ_KEY) + len(NAME_END) + ids.size + len(ITEM_END)
-        #: What is smallest in a batch; the largest body of which that is certain; and the topics.
+        #: For `plain`: the size of an empty message in a batch, the largest body, and known topics.
         self._least = MIN_ELEMENT_SIZE + self._id_size
         self._most = min(self._largest_plain, self._largest_in_batch)
         self._topics: set[str] = set()
 
     def plain(self, topic: str, body: bytes) -> Draft | None:
-        """A message without anything else; None: make it as any other, which also says why not."""
+        """A message with a body only; None if it needs the checks of `draft`."""
         size = len(body)
         if topic not in self._topics or not 0 < size <= self._most:
             return None

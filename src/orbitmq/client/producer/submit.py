@@ -1,10 +1,10 @@
 """Messages that are sent in the background: their number is bounded and their order kept.
 
-A message goes to the `Accumulator` if its broker is connected. Any other one waits as a task: first
-until the queues of its topic are known, then until its broker is connected, each time behind those
-that were submitted before it for the same. So what is not ready holds up no other topic or broker.
-A message waits no longer than its own timeout; one that may go to another broker waits half of
-that, and is then sent elsewhere. One that may not keeps its place until it has an outcome.
+A message goes to the `Accumulator` if its broker is connected. Otherwise it waits as a task: first
+until the queues of its topic are known, then until its broker is connected. In each wait, messages
+keep the order in which they were submitted, and no topic or broker waits for another one. A message
+waits no longer than its own timeout. One that may go to another broker waits half of that and is
+sent elsewhere. One that may not keeps its place until it has an outcome.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Submissions:
     def _take_followers(self, line: Line) -> None:
         """Send what waited behind a message that was sent, up to one that still has to wait.
 
-        Otherwise each would wait for its turn, behind which those that come meanwhile would wait.
+        Otherwise each would wait for a turn of its own, and later messages behind it.
         """
         topic = line.topic
         with self._accumulator.burst():
