@@ -94,7 +94,7 @@ def test_an_environment_travels_with_the_job(tmp_path, orbit_cluster):
     def run(cwd: Path, master: str) -> subprocess.CompletedProcess[str]:
         words = (orbit_cluster.name_server, TOPIC, master, str(archive))
         return subprocess.run(
-            [sys.executable, "-m", "tests.support.sparkarchived", *words],
+            [sys.executable, "-m", "tests.support.sparkenvironment", *words],
             cwd=cwd,
             env=importing() | {"PYSPARK_PYTHON": "./environment/bin/python"},
             capture_output=True,

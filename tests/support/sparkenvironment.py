@@ -1,8 +1,8 @@
 """A read on a Spark cluster whose executors get their Python environment with the job.
 
-    python -m tests.support.sparkarchived NAME_SERVER TOPIC MASTER ARCHIVE
+    python -m tests.support.sparkenvironment NAME_SERVER TOPIC MASTER ARCHIVE
 
-PYSPARK_PYTHON is `./environment/bin/python`, in the archive. Prints what was read as JSON.
+PYSPARK_PYTHON is `./environment/bin/python`, in the archive (tar.gz). Prints what was read as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(name_server: str, topic: str, master: str, archive: str) -> None:
     prepare(os.environ)
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName("archived")
+    builder = SparkSession.builder.master(master).appName("environment")
     settings = {**QUICK, **ON_A_CLUSTER, "spark.archives": f"{archive}#environment"}
     for name, value in settings.items():
         builder = builder.config(name, value)
