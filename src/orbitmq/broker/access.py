@@ -1,4 +1,4 @@
-"""Access rules: which account sent a request, and whether that account may have it carried out.
+"""Access rules: which account sent a request, and whether that account may send it.
 
 Without a file of accounts every request passes. With one, a request passes if its host is in the
 global white list; or it names an account and its host is in that account's white list; or it is

@@ -2,8 +2,8 @@
 
 A group is created by administration, or by a lookup that needs it (`find`: heartbeat, pull,
 send-back, a message to its retry topic, unregistering) when auto-creation is on. Auto-creation is
-limited, because a group stays for good with a retry topic of its own; the refusal says so. The
-members of a group and its subscriptions follow from the last heartbeats of the live members alone.
+limited, because a group and its retry topic stay permanently; the refusal says so. The members of a
+group and its subscriptions follow from the last heartbeats of the live members alone.
 
 Single topics may be forbidden to a group. Apache's broker drops all of a group's bits when one
 topic's are cleared, and does not save that; here only that topic's are cleared, and it is saved.

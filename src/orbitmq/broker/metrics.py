@@ -544,7 +544,7 @@ class Family:
     def __init__(self, name: str, kind: Kind, text: str) -> None:
         self._name = name
         self._samples = [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"]
-        #: Samples that are bytes already: a hundred thousand strings take long to be let go of.
+        #: Samples that are bytes already: freeing a hundred thousand strings takes long.
         self._full: list[bytes] = []
 
     def add(self, labels: str, value: float) -> None:

@@ -328,7 +328,7 @@ class ProgressTable:
         `deleted_below` gives the end of the log when a topic was last deleted. If the file has that
         end, no message has been stored in between, and the topic is empty. `log_end` is the present
         end of the log. True when the file must be written again before the log goes on, because it
-        has an end that was lost, or a topic whose deletion is not recorded for good.
+        has an end that was lost, or a topic whose deletion is not recorded permanently.
         """
         self._take(file)
         if file.log_end is None:
@@ -534,7 +534,7 @@ class CommitRule:
 
 # Which queues may have progress: those that the topic has, for reading or writing, and those that
 # it had, since members with an older route finish their messages. Progress in other queues comes
-# from faulty clients and would be kept for good. A topic that is not known is accepted in a file,
+# from faulty clients and would be kept forever. A topic that is not known is accepted in a file,
 # which may be older than the topic; no commit adds to it.
 
 

@@ -225,7 +225,7 @@ class Bodies:
 
 @dataclass(frozen=True, slots=True)
 class ShownBody:
-    """What of a body is shown to somebody."""
+    """The part of a body that a user may see."""
 
     #: The bytes to be shown and saved, without compression; None: they cannot be read.
     raw: bytes | None
@@ -240,7 +240,7 @@ class ShownBody:
 
 @dataclass(frozen=True, slots=True)
 class BodyView:
-    """Bodies for somebody, who may or may not see masked fields."""
+    """Bodies as one user sees them, with or without masked fields."""
 
     bodies: Bodies
     sees_masked: bool = False

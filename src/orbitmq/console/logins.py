@@ -118,7 +118,7 @@ class Logins:
         via: str | None = None,
         entry: User | None = None,
     ) -> str:
-        """The token of a new session of somebody who is known already."""
+        """The token of a new session of an authenticated user."""
         now = self._clock.monotonic()
         self._forget_old(now)
         token = secrets.token_urlsafe(32)

@@ -60,7 +60,7 @@ class ServerSettings:
     #: what is written to it.
     idle: float = 120.0
     sweep: float = 5.0  #: how often idle connections and frames that take long are looked for
-    accept_pause: float = 1.0  #: how long to wait when no more file handles can be had
+    accept_pause: float = 1.0  #: how long to wait when no file handles are left
     grace: float = 5.0  #: how long a stop waits for answers that are on their way
     tls: ServerTls | None = None
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)

@@ -1,10 +1,10 @@
 """Bodies in Avro and Protobuf decoded for all rows of a batch at once, with NumPy.
 
-A cursor has a place in each body; each step reads one field of all of them and moves on. What is
-rare (decimals, long lists, fields that come twice) and every body that does not fit raise `Unfit`:
-the caller then decodes one by one, which also finds the reason.
+A cursor has a place in each body. Each step reads one field of all bodies and moves on. Rare cases
+(decimals, long lists, fields that come twice) and bodies that do not fit raise `Unfit`. The caller
+then decodes the bodies one by one, which also finds the reason.
 
-Invariant: whatever is decoded here is what the packages `fastavro` and `protobuf` decode.
+Invariant: the result is what the packages `fastavro` and `protobuf` decode.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CLOSE: Final = tuple(
 
 
 class Unfit(Exception):
-    """The bodies, or their schema, have something that is decoded one by one."""
+    """These bodies, or their schema, have to be decoded one by one."""
 
 
 class Cursor:
@@ -479,7 +479,7 @@ def protobuf_columns(
 def _fields_of(
     cursor: Cursor, fields: Mapping[int, _Field], *, has_unknown: bool
 ) -> Mapping[int, list[_Found]]:
-    """The fields of messages, in the order in which they come, perhaps with unknown ones."""
+    """The fields of messages in their order; `has_unknown` allows unknown ones."""
     found: dict[int, list[_Found]] = {number: [] for number in fields}
     chosen_in: dict[str, npt.NDArray[np.bool_]] = {}
     still = np.flatnonzero(cursor.at < cursor.end)

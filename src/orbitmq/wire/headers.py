@@ -791,7 +791,7 @@ class ConsumerSendBackRequest(RequestHeader, frozen=True, kw_only=True, gc=False
 
 
 class EndTransactionRequest(RequestHeader, frozen=True, kw_only=True, gc=False):
-    """END_TRANSACTION: what became of a half message."""
+    """END_TRANSACTION: the outcome of the transaction of a half message."""
 
     producer_group: str
     #: Queue offset of the half message.
@@ -806,7 +806,7 @@ class EndTransactionRequest(RequestHeader, frozen=True, kw_only=True, gc=False):
 
 
 class CheckTransactionStateRequest(RequestHeader, frozen=True, kw_only=True, gc=False):
-    """CHECK_TRANSACTION_STATE: the broker asks what became of a half message."""
+    """CHECK_TRANSACTION_STATE: the broker asks for the outcome of a transaction."""
 
     tran_state_table_offset: Int64
     commit_log_offset: Int64

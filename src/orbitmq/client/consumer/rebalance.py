@@ -645,7 +645,7 @@ class GroupView:
             return None
         except OrbitError as error:
             self.hindered(topic, error)
-            self._outages.failed(about, "the route of %s cannot be had: %s", topic, error)
+            self._outages.failed(about, "the route of %s is not known: %s", topic, error)
             return None
         self._outages.recovered(_NAME_SERVERS)
         if queues or is_retry_topic(topic):

@@ -348,7 +348,7 @@ class SendSettings:
 
     timeout: float = 3.0  #: for a whole call, retries included
     retries: int = 2  #: further attempts after the first, on another broker where there is one
-    #: Most that one attempt may take while another could follow; None: half of what is left, if
+    #: The timeout of an attempt while another could follow; None: half of what is left, if
     #: another broker is there. Java gives the first attempt everything by default.
     attempt_timeout: float | None = None
     retry_pause: float = 0.05  #: before a broker is tried again within one call; doubles

@@ -338,7 +338,7 @@ class Publisher:
         return self._next(sending, result.queue.broker)
 
     def _next(self, sending: Sending, broker: str) -> SendResult | None:
-        """None if another attempt is due; otherwise what is left of those made."""
+        """None if another attempt is due; else the unsafe result. Raises the last error."""
         settings, now = self._settings, self._monotonic()
         sending.note_tried(broker)
         may_retry = not sending.is_bound or sending.draft.may_repeat

@@ -48,7 +48,7 @@ Verdict: TypeAlias = TransactionState | bool | None
 Local: TypeAlias = Callable[[Message, str], Verdict | Awaitable[Verdict]]
 #: The same for callers that block: on their own thread, so it cannot be a coroutine.
 BlockingLocal: TypeAlias = Callable[[Message, str], Verdict]
-#: Says what became of a half message.
+#: Returns the outcome of the transaction of a half message.
 Check: TypeAlias = Callable[[ReceivedMessage], Verdict | Awaitable[Verdict]]
 
 
@@ -205,7 +205,7 @@ def _check_no_delay(message: Message) -> None:
 
 
 class Checks:
-    """Answers brokers that ask what became of half messages of one group."""
+    """Answers brokers that ask for the outcome of transactions of one group."""
 
     def __init__(
         self, engine: Engine, group: str, check: Check, *, workers: int, namespace: str | None

@@ -328,7 +328,7 @@ async def change_password(request: Request) -> Response:
     if logins.users is None or session.entry is None or name is None:
         raise NotThere("only users of the console's file have a password to change here")
     wanted = await read_body(request, PasswordChange, largest=_LARGEST)
-    # Counted as a login: whoever finds an open page must not guess the password.
+    # Counted as a login, so that an open page does not help to guess the password.
     token = await logins.log_in(wanted.current, address_of(request), name)
     logins.log_out(token)
     done = command(Action.SET_PASSWORD, name, users=logins.users.file)
