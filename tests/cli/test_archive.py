@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from orbitmq.archive import Location
 from tests.support.command import run
 from tests.support.store import write_log
 
@@ -45,6 +48,20 @@ def test_what_is_wrong_with_an_archive_is_named(tmp_path):
     assert f"the log of broker-a from {int(entry.stem)} to " in ran.stderr
     assert "belongs to no entry" in ran.stderr
     assert "3 problems in the archive" in ran.stderr
+
+
+def test_one_process_writes_the_archive_of_a_broker(tmp_path):
+    data, folder = tmp_path / "broker-a", tmp_path / "archive"
+    write_log(data)
+    held = Location(str(folder)).lock("broker-a")
+
+    refused = run("archive", "run", str(data), "--to", str(folder))
+    held.release()
+    ran = run("archive", "run", str(data), "--to", str(folder))
+
+    said = f"process {os.getpid()} writes the archive of broker broker-a in {folder} already"
+    assert said in refused.stderr
+    assert (refused.returncode, ran.returncode) == (1, 0)
 
 
 @pytest.mark.parametrize(
