@@ -56,6 +56,7 @@ def test_one_process_writes_the_archive_of_a_broker(tmp_path):
     held = Location(str(folder)).lock("broker-a")
 
     refused = run("archive", "run", str(data), "--to", str(folder))
+    assert held is not None
     held.release()
     ran = run("archive", "run", str(data), "--to", str(folder))
 
