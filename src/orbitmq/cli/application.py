@@ -281,11 +281,12 @@ def load(name: str) -> Any:
         raise CommandError(
             f"the {name} needs {error.name}, which is not installed; {install_command(word.extra)}"
         ) from error
-    group = typer.main.get_group(section)
+    found: Any = typer.main.get_group(section)
     if word.is_single:
-        return group.commands[name]
-    group.name = name
-    return group
+        found = found.commands[name]
+    if isinstance(found, Group):
+        found.name, found.help = name, word.about
+    return found
 
 
 def _print_version(wanted: bool) -> None:
@@ -382,11 +383,10 @@ def _range(error: Any) -> str:
 F = TypeVar("F", bound=Callable[..., None])
 
 
-def section(about: str) -> typer.Typer:
-    """A group of commands."""
+def section() -> typer.Typer:
+    """A group of commands, which `WORDS` describes."""
     return typer.Typer(
         cls=Group,
-        help=about,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,

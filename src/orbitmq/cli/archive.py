@@ -27,7 +27,7 @@ from orbitmq.store.archive import (
     deleted_topics,
 )
 
-app = section("Keep old messages as Parquet, for Spark to read without the broker.")
+app = section()
 
 Folder = Annotated[
     str, typer.Argument(metavar="ARCHIVE", help="Its folder, or a URI such as s3://bucket/archive.")

@@ -495,7 +495,7 @@ def brief(seconds: float | None) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else duration(seconds)
 
 
-app = section("Measure sending, consuming and end-to-end latency.")
+app = section()
 
 Topic: TypeAlias = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic; created if it does not exist.")

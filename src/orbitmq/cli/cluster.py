@@ -14,7 +14,7 @@ from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus
 from orbitmq.console.words import NOTHING, duration, share
 from orbitmq.parsing import fill
 
-app = section("Show brokers and name servers.")
+app = section()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from orbitmq.spark.consolelink import TOKEN_VARIABLE
 
 log = logging.getLogger(__name__)
 
-app = section("The web console.")
+app = section()
 
 PASSWORD_VARIABLE = "ORBITMQ_CONSOLE_PASSWORD"  # noqa: S105  # a name, not a password
 

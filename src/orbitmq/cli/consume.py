@@ -41,7 +41,7 @@ from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.names import TOOLS_GROUP
 from orbitmq.parsing import POSITIONS, Place, Position
 
-app = section("Print messages as they arrive.")
+app = section()
 
 _POLL = 1.0
 

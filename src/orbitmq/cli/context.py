@@ -24,7 +24,7 @@ from orbitmq.cli.output import Columns, Printer
 from orbitmq.client.settings import NAME_SERVER_VARIABLES, split_name_servers
 from orbitmq.errors import SettingError
 
-app = section("Manage named clusters.")
+app = section()
 
 #: Names the context of a command, as `--context` does.
 VARIABLE: Final = "ORBITMQ_CONTEXT"

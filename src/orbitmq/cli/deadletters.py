@@ -200,7 +200,7 @@ class ExportRecord:
     count: int
 
 
-app = section("Inspect, export and resend dead letters.")
+app = section()
 
 #: Most letters of a group that are looked up to count resends.
 MOST_COUNTED = 1000

@@ -304,7 +304,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return f"{error.code} {error.reason}"
 
 
-app = section("Find common mistakes and suggest remedies.")
+app = section()
 
 
 @command(

@@ -280,7 +280,7 @@ def change_of(
     )
 
 
-app = section("Inspect consumer groups and move their progress.")
+app = section()
 
 
 @command(

@@ -130,7 +130,7 @@ def print_message(out: Printer, message: ReceivedMessage, form: BodyForm) -> Non
     out.text(shown_body(message.body, form))
 
 
-app = section("Find messages and track their consumption.")
+app = section()
 
 Form = Annotated[BodyForm, typer.Option("--format", "-f", help="The format of the body.")]
 OfTopic = Annotated[

@@ -197,7 +197,7 @@ class PipelineForgetRecord:
     state: str  #: as last reported
 
 
-app = section("Run Spark pipelines, built-in ones and your own.")
+app = section()
 
 What: TypeAlias = Annotated[
     str,

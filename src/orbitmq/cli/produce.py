@@ -43,7 +43,7 @@ from orbitmq.console.words import duration, several
 from orbitmq.errors import MessageRefused, OrbitError
 from orbitmq.message.properties import RESERVED
 
-app = section("Send messages.")
+app = section()
 
 
 class Input(enum.StrEnum):

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from orbitmq.cli.console import ConsoleService
 
 
-app = section("Start servers.")
-config_app = section("Show the settings in force.")
+app = section()
+config_app = section()
 app.add_typer(config_app, name="config")
 
 

@@ -282,7 +282,7 @@ def _group(group: GroupSummary, rates: _Rates | None) -> TopGroupRecord:
     )
 
 
-app = section("Watch a cluster.")
+app = section()
 
 #: Lines of a frame without a screen.
 _LINES = 60

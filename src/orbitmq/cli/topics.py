@@ -179,7 +179,7 @@ def change_of(
     )
 
 
-app = section("List, create, change and delete topics.")
+app = section()
 
 
 @command(

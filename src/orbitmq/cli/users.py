@@ -22,7 +22,7 @@ from orbitmq.console.roles import RULES, Role
 from orbitmq.console.settings import BadInput, ConsoleError
 from orbitmq.console.users import Users
 
-app = section("Manage who may log in to the console, and as what.")
+app = section()
 
 T = TypeVar("T")
 
