@@ -299,7 +299,6 @@ def _print_version(wanted: bool) -> None:
 
 app = typer.Typer(
     cls=LazyGroup,
-    help="RocketMQ-compatible messaging: run brokers, use and administer them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
