@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -461,6 +462,24 @@ def test_what_is_left_to_decode_one_by_one_is_the_exception():
 
     assert at_once.to_pylist(maps_as_pydicts="strict") == [value] * 3
     assert orders == [PROTO_ORDER | {"labels": [("a", 1)]}] * 20
+
+
+def test_large_values_take_little_memory_while_they_are_decoded():
+    text = json.dumps({"type": "record", "name": "R", "fields": [{"name": "t", "type": "string"}]})
+    values = ["é" * size for size in (100_000, 200_000, 0, 1)] * 8
+    options = BodyOptions(form="avro", schema=text)
+    bodies = [BodyEncoder(options, ["value"], ()).encode({"t": each}) for each in values]
+    kind = value_type(options)
+    assert isinstance(kind, DataType)
+    decoder, column = BodyDecoder(options, kind), pa.array(bodies, pa.binary())
+
+    tracemalloc.start()
+    found = decoder.decode(column)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert found.value.field("t").to_pylist() == values
+    assert most < 4 * column.nbytes
 
 
 # ---- encoding

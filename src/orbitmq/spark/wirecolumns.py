@@ -24,6 +24,9 @@ Read: TypeAlias = Callable[["Cursor"], pa.Array]
 #: Steps through lists; with more of them it is faster to decode one by one.
 _MOST_STEPS: Final = 256
 _PADDING: Final = 32
+#: Bytes of a mean value from which on values are copied one by one: the places of all bytes would
+#: take sixteen times their memory, and more time.
+_LONG: Final = 64
 _HIGH: Final = np.uint64(0x8080808080808080)
 _LOW: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONE: Final = np.uint64(1)
@@ -132,8 +135,14 @@ class Cursor:
         np.cumsum(lengths, out=offsets[1:])
         if offsets[-1] >= 2**31:
             raise Unfit
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(self._data[places])]
+        if offsets[-1] > _LONG * len(lengths):
+            data, stops = self._data.data, (starts + lengths).tolist()
+            cuts = zip(starts.tolist(), stops, strict=True)
+            content: Any = b"".join([data[start:stop] for start, stop in cuts])
+        else:
+            places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+            content = self._data[places]
+        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]
         found = pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
         try:
             return found.cast(kind)
