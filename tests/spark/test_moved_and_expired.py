@@ -12,8 +12,10 @@ import pytest
 
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.ranges.cluster import Bounds, RangeCluster
-from orbitmq.client.ranges.connections import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
+from orbitmq.spark import consume
+from orbitmq.spark.consuming.pipeline import BatchSettings
 from tests.support.brokerlives import SMALL
 from tests.support.filling import Sent, fill, numbered
 from tests.support.movingbroker import MovingBroker, moving_broker
@@ -137,6 +139,27 @@ def test_a_stream_under_which_messages_expire_ends_and_names_them(spark, forgetf
     assert all(is_named(queue, left[queue], str(reread_from.value)) for queue in QUEUES)
     assert found == list(range(BATCH))
     assert in_files(tmp_path) == readable(left, ALL)
+
+
+def test_a_group_that_follows_its_queues_goes_on_behind_messages_that_expired(spark, forgetful):
+    servers = (forgetful.name_server,)
+    with RangeCluster(RangeAccess(name_servers=servers), GROUP) as cluster:
+        cluster.queues([TOPIC])
+        cluster.join([TOPIC], RangeFilter())
+        assert not cluster.report(dict.fromkeys(QUEUES, 1)).failures
+        with Admin(name_server=servers) as admin:
+            admin.config.delete_expired_log()
+        left = cluster.bounds(QUEUES).or_raise()
+    run = consume(spark, GROUP, name_server=servers, batch=BatchSettings(follow=3600.0))
+    run.on(TOPIC)(lambda message: None)
+
+    with run:
+        until(lambda: lag(servers[0], GROUP, TOPIC) == 0, "all is handled")
+        assert run.until_idle(DEADLINE)
+        found = run.progress()
+
+    assert found.done == sum(each.high - each.low for each in left.values())
+    assert found.missing == sum(each.low - 1 for each in left.values()) > 0
 
 
 def send_large(broker: MovingBroker, first: int, end: int) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf, TaskContext
+    from pyspark import SparkConf, SparkContext, TaskContext
     from pyspark.sql import DataFrame
 
     from orbitmq.client.ranges.connections import RangeAccess, RangeConnections
@@ -443,6 +443,18 @@ def may_start_java() -> bool:
     from pyspark import SparkContext  # noqa: PLC0415  # only where Spark is
 
     return pyspark_features().is_known and SparkContext._gateway is None
+
+
+def task_slots(context: SparkContext) -> int | None:
+    """How many tasks the executors that are there run at the same time; None: not known.
+
+    `defaultParallelism` is another number where `spark.default.parallelism` is set.
+    """
+    if not pyspark_features().is_known:
+        return None
+    java: Any = context._jsc.sc()
+    profile = java.resourceProfileManager().defaultResourceProfile()
+    return int(java.maxNumConcurrentTasks(profile))
 
 
 def start_gateway(conf: SparkConf) -> Any:

@@ -38,7 +38,7 @@ from orbitmq.spark.consuming.queues import (
     growing_pause,
 )
 from orbitmq.spark.health import FailureRate
-from orbitmq.spark.internals import cause_first
+from orbitmq.spark.internals import cause_first, task_slots
 from orbitmq.spark.options import cause_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class BatchLoop:
         self._pace = AdaptiveBatchSize(driver.batch.messages)
         self._jobs = jobs or SparkJobs(spark)
         self._run_batch = run_batch or run_in_spark
-        self._tasks = 1
+        self._tasks = self._slots = 1
         self._thread: threading.Thread | None = None
         #: Runs jobs that follow queues, beside the thread that looks after them.
         self._runner = JobThread(f"orbitmq job {driver.group}")
@@ -331,8 +331,10 @@ class BatchLoop:
     def _dealt(self, planned: BatchPlan) -> list[tuple[Piece, ...]]:
         """The pieces of each task."""
         if planned.follows:
-            # One slot is left to other jobs where there are several, as this job lasts.
-            tasks = self._settings.tasks or max(1, self._tasks - 1)
+            # One slot is left to other jobs where there are several, as this job lasts. A task
+            # without a slot would leave its queues alone.
+            self._slots = self._slots_now()
+            tasks = min(self._settings.tasks or max(1, self._slots - 1), self._slots)
             return deal_queues(planned.pieces, tasks)
         return assign_to_tasks(
             planned.pieces, self._tasks, may_cut=not self._driver.options.ordered
@@ -453,7 +455,7 @@ class BatchLoop:
         stages = [each for each in found if each is not None]
         active = sum(each.numActiveTasks for each in stages)
         left = sum(each.numTasks - each.numCompletedTasks for each in stages)
-        return self._tasks <= active < left
+        return self._slots <= active < left
 
     def _failure(self, planned: BatchPlan, reports: list[PieceReport]) -> str | None:
         """Why a job that Spark finished counts as failed, if it does.
@@ -483,6 +485,15 @@ class BatchLoop:
             # A session that has ended, or another error of Java: the job will fail with it.
             log.debug("the number of parallel tasks is not known: %s", error)
             return self._tasks
+
+    def _slots_now(self) -> int:
+        """The number of tasks that all jobs of the session run at the same time now."""
+        try:
+            return max(1, task_slots(self._spark.sparkContext) or parallelism(self._spark))
+        except Exception as error:  # noqa: BLE001
+            # As above.
+            log.debug("the number of slots is not known: %s", error)
+            return self._slots
 
     def _learn(self, planned: BatchPlan, reports: list[PieceReport]) -> None:
         # A task that failed says nothing about the speed of the handlers.

@@ -40,7 +40,7 @@ _TAKEN: Final = b"+"
 _END: Final = b"-"
 _reports = msgspec.msgpack.Decoder(list[PieceReport])
 #: How a connection ends.
-_LOST: Final = (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError)
+_LOST: Final = (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, struct.error)
 
 
 class LinkRefused(OrbitError):

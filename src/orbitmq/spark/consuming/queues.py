@@ -183,7 +183,10 @@ class OwnedQueues:
         planned.follows = (
             follow
             and sum(backlog.values()) <= limit
-            and not any(each.unsettled.has_gaps for each in states)
+            and not any(
+                each.unsettled.has_gaps or (each.is_stuck and backlog[each.owned.queue])
+                for each in states
+            )
         )
         if planned.follows:
             shares = backlog
@@ -248,6 +251,8 @@ class OwnedQueues:
                 found = by_queue[state.owned.queue]
                 for whole, report in found:
                     self._take(state, whole, report)
+                is_stuck = state.is_stuck or any(report.has_ended for _, report in found)
+                state.is_stuck = is_stuck and planned.follows
                 # Those of a lost queue are skipped again by the next owner.
                 missing += 0 if state.owned.is_dropped else sum(each.missing for _, each in found)
             if not state.owned.is_dropped:
@@ -400,6 +405,9 @@ class QueueState:
     failures: int = 0
     #: How often it was moved to another offset.
     moves: int = 0
+    #: Whether a task that followed it could not go on, as when messages have expired: the tasks of
+    #: a batch can.
+    is_stuck: bool = False
 
     def attempts_in(self, start: int, end: int) -> dict[int, int]:
         return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}

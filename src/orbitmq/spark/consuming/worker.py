@@ -636,6 +636,9 @@ class TaskRun:
     def _end(self) -> None:
         self._deadline = min(self._deadline, self._now())
         self._is_ended.set()
+        for work in self.items:
+            # Now: the last answer of the driver is still waited for.
+            work.owned.is_draining = True
 
     def _news(self) -> list[PieceReport]:
         """What has changed since the last call."""
