@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ from orbitmq import (
     SendSettings,
 )
 from orbitmq.errors import MessageRefused
+from orbitmq.spark import consume
 from orbitmq.testing import EmbeddedCluster
 
 Call = Callable[..., Any]
@@ -27,6 +28,11 @@ Call = Callable[..., Any]
 def _create(**names: Any) -> None:
     with Admin() as admin:
         admin.topics.create("orders", **names)
+
+
+def _send(**names: Any) -> None:
+    with Producer("svc") as producer:
+        producer.send("orders", **names)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +54,21 @@ def _create(**names: Any) -> None:
         (lambda **names: Producer("svc", **names), "value_serializer", "serializer"),
         (lambda **names: Producer("svc", **names), "nam", "name_server"),
         (ClientSettings, "name_server", "name_servers"),
+        (_send, "value", "body"),
+        (_send, "idempotency_key", "dedup_id"),
+        (lambda **names: consume(cast("Any", None), "svc", **names), "nameServer", "name_server"),
     ],
 )
 def test_a_wrong_name_is_answered_with_the_one_that_was_meant(called: Call, wrong, meant):
     with pytest.raises(TypeError, match=rf"\(\) has no argument '{wrong}'; did you mean '{meant}'"):
         called(**{wrong: "x"})
+
+
+def test_the_number_of_a_partition_is_refused_as_a_queue():
+    with pytest.raises(
+        MessageRefused, match=r"queue must be one of producer\.queues\(topic\), got 0"
+    ):
+        _send(body=b"x", queue=cast("Any", 0))
 
 
 @pytest.mark.parametrize("method", ["send", "submit", "send_one_way", "request", "send_batch"])

@@ -15,9 +15,10 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: Names that other clients use, and ours: the first one that the function takes is meant.
 _MEANT: Final[dict[str, tuple[str, ...]]] = {
@@ -38,6 +39,7 @@ _MEANT: Final[dict[str, tuple[str, ...]]] = {
     "group_id": ("group",),
     "header": ("properties",),
     "headers": ("properties",),
+    "idempotency_key": ("dedup_id",),
     "host": ("name_server", "name_servers"),
     "linger_ms": ("linger", "sending"),
     "max_messages": ("limit",),
@@ -130,6 +132,11 @@ def explained(*, besides: Collection[str] = ()) -> Callable[[C], C]:
         return kind
 
     return explain
+
+
+def explained_function(function: F) -> F:
+    """Decorates a function: it explains keyword arguments that it does not take."""
+    return cast("F", _explaining(function, function.__name__))
 
 
 def _takes_names(code: types.CodeType) -> bool:

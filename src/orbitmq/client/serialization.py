@@ -326,7 +326,7 @@ def _plain(value: Any, *, mode: str) -> Any:
     """A value that msgspec does not know, as one that it does."""
     if not hasattr(type(value), _PYDANTIC):
         raise TypeError(
-            f"a {shown(type(value))} in it is no dataclass, msgspec struct or pydantic model"
+            f"{shown(type(value))} in it is no dataclass, msgspec struct or pydantic model"
         )
     # By alias, as models are filled by their aliases.
     kind: Any = type(value)

@@ -434,8 +434,9 @@ class SendOptions(MessageFields, total=False):
 
 
 #: The names that a hint of a sending method may mention.
-SEND_NAMES: Final = tuple(
-    name for name in SendOptions.__annotations__ if name not in ("key", "sharding_key")
+SEND_NAMES: Final = (
+    "body",
+    *(name for name in SendOptions.__annotations__ if name not in ("key", "sharding_key")),
 )
 
 
@@ -488,6 +489,8 @@ def parse_send_args(
         except TypeError:
             check_known(rest, SEND_NAMES)
             raise
+    if queue is not None and not isinstance(queue, Queue):
+        raise MessageRefused("queue", f"must be one of producer.queues(topic), got {queue!r}")
     if sum(given is not None for given in (queue, key, select)) > 1:
         raise SettingError("queue, key and selector exclude each other: give one of them")
     if key is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from orbitmq.arguments import warn_deprecated
+from orbitmq.arguments import explained_function, warn_deprecated
 from orbitmq.client.consumer.consumer import (
     ConsumerOptions,
     DelegatedMember,
@@ -64,6 +64,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NEVER = 1e9
 
 
+@explained_function
 def consume(
     spark: SparkSession,
     group: str,
