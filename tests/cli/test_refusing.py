@@ -165,6 +165,11 @@ REFUSED = {
         ("topic create t --partitions 3", "did you mean --queues?"),
         ("topic list --bootstrap-server x", "did you mean --name-server?"),
         (
+            "up --port 1",
+            "did you mean --namesrv-port, --broker-port, --http-port or --console-port?",
+        ),
+        ("lag", "did you mean: orbitmq group list"),
+        (
             "consume --topic orders",
             "no option '--topic' of orbitmq consume; write: orbitmq consume T",
         ),

@@ -76,7 +76,9 @@ _MEANT: Mapping[str, str] = {
     "get": "show",
     "groups": "group",
     "info": "show",
+    "lag": "group list",
     "listen": "consume",
+    "list": "show",
     "ls": "list",
     "messages": "message",
     "new": "create",
@@ -107,8 +109,8 @@ class Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
-        meant = _MEANT.get(args[0]) if args else None
-        if args and args[0] not in known and meant in known:
+        meant = _MEANT.get(args[0], "") if args else ""
+        if args and args[0] not in known and meant.partition(" ")[0] in known:
             path = ctx.command_path
             raise Misused(f"there is no command {args[0]!r}; did you mean: {path} {meant}")
         return super().resolve_command(ctx, args)
@@ -147,6 +149,9 @@ class Command(TyperCommand):
         if given not in known and meant(given, places):
             usage = " ".join(each for each in self.collect_usage_pieces(ctx) if each != "[OPTIONS]")
             return f"{said}; write: {ctx.command_path} {usage}"
+        alike = [flag for flag in known.values() if flag.endswith(f"-{option.lstrip('-')}")]
+        if given not in known and len(alike) > 1:
+            return f"{said}; did you mean {', '.join(alike[:-1])} or {alike[-1]}?"
         found = meant(given, known)
         if found is None:
             return f"{said}; see: {ctx.command_path} --help"
