@@ -24,6 +24,7 @@ from orbitmq.client.consumer.settings import FlowSettings
 from orbitmq.client.consumer.verdict import (
     DEAD,
     DELAY_LEVELS,
+    AnswerInvalid,
     Failure,
     Outcome,
     Retry,
@@ -203,7 +204,7 @@ class BaseConsumption(ABC):
         """What happens next to a failed message, in words."""
 
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
-        """Log a failure in one line; an unexpected exception with its traceback."""
+        """Log a failure in one line; an unexpected exception of a handler with its traceback."""
         messages, failure = outcome.tried, outcome.failure or Failure()
         if not messages:
             return
@@ -219,7 +220,7 @@ class BaseConsumption(ABC):
             first.msg_id,
             self._next(first, outcome, failure),
             failure.reason or "no reason given",
-            exc_info=failure.error,
+            exc_info=None if isinstance(failure.error, AnswerInvalid) else failure.error,
             extra=log_fields(self._group, first),
         )
 
