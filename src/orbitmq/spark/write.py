@@ -948,7 +948,12 @@ def check_writable(schema: StructType, *, topic: str | None) -> None:
     """Refuse a schema without a body, or with unknown columns or types. Raises `SchemaRefused`."""
     names = set(schema.names)
     if "body" not in names:
-        raise SchemaRefused("a column 'body' (binary or string) is needed to write messages")
+        of_kafka = (
+            "; Kafka's 'value' is 'body' here, its 'key' is 'keys'" if "value" in names else ""
+        )
+        raise SchemaRefused(
+            f"a column 'body' (binary or string) is needed to write messages{of_kafka}"
+        )
     if topic is None and "topic" not in names:
         raise SchemaRefused("either the option 'topic' or a column 'topic' is needed")
     for column in schema.fields:
