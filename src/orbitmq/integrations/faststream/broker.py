@@ -308,8 +308,8 @@ class _LoggerStorage(DefaultLoggerStorage):
         made = get_broker_logger(
             name="rocketmq",
             default_context={"topic": "", "group": ""},
-            message_id_ln=10,
-            fmt=f"%(asctime)s %(levelname)-8s - {columns} | %(message_id)-10s - %(message)s",
+            message_id_ln=32,  # the first 14 are those of all messages of a process
+            fmt=f"%(asctime)s %(levelname)-8s - {columns} | %(message_id)-32s - %(message)s",
             context=context,
             log_level=self.logger_log_level,
         )
