@@ -55,7 +55,7 @@ class NoNameServer(Unavailable):
         reasons = "; ".join(f"{address}: {reason}" for address, reason in self.tried)
         super().__init__(
             f"no name server answers ({reasons}); check the address that is given (name_server, in "
-            "Spark nameServer) and the network"
+            "Spark nameServer, else the variable ORBITMQ_NAME_SERVER) and the network"
         )
 
 
