@@ -84,6 +84,7 @@ def test_columns_may_be_null():
         ({"body": None}, "message.body must not be empty"),
         ({"body": b""}, "message.body must not be empty"),
         ({"body": b"x", "tags": "a\x01b"}, "message.tags must not contain"),
+        ({"body": b"x", "tags": "a||b"}, "message.tags is 'a||b', but a message has one tag"),
         ({"body": b"x", "keys": "  "}, None),
         ({"body": b"x", "keys": ["a b"]}, "message.keys are separated by spaces"),
         ({"body": b"x", "queueId": -1}, "message.queueId must be 0 or more, got -1"),
@@ -112,7 +113,7 @@ texts = st.one_of(
     st.none(),
     st.text(max_size=8),
     st.text(st.sampled_from("ab \x01\x02\t\nKö\u3000"), max_size=6),
-    st.just("x" * 2000),
+    st.sampled_from(["x" * 2000, "a||b"]),
 )
 
 

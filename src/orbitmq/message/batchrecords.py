@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LARGE: Final = 64
 
 #: Bodies of this size and larger are not copied on their way.
-_VIEW_FROM: Final = 8192
+_VIEW_FROM: Final = 512
 
 _read_int = struct.Struct(">i").unpack_from
 _INT, _SHORT = np.dtype(">i4"), np.dtype(">i2")

@@ -869,6 +869,8 @@ def plain_texts(batch: pa.RecordBatch) -> pa.StringArray | None:
         texts = pc.fill_null(texts, "")
         is_plain = pc.and_(is_plain, pc.less(pc.binary_length(texts), _SHORT))
         is_plain = pc.and_(is_plain, pc.match_substring_regex(texts, _PLAIN_TEXT))
+        if column == "tags":
+            is_plain = pc.and_(is_plain, pc.invert(pc.match_substring(texts, "||")))
         item = pc.binary_join_element_wise(f"{name}\x01", texts, "\x02", "")
         parts.append(pc.if_else(pc.equal(texts, ""), "", item))
     if "queueId" in batch.schema.names:

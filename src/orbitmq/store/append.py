@@ -248,7 +248,7 @@ class Appender:
         entries = np.empty(len(columns), ENTRY)
         entries["offset"] = records.offsets
         entries["size"] = records.sizes
-        entries["code"] = self.codes.of_tails(queue, columns.tails)
+        entries["code"] = self.codes.of_columns(queue, columns)
         self._pieces += records.pieces
         self._position = records.end
         queue.next_offset = number + len(columns)
@@ -543,15 +543,16 @@ class EntryCodes:
         code = self._known.get(rest.partition(_ITEM_END)[0])
         return self._learn(properties) if code is None else code
 
-    def of_tails(self, queue: ConsumeQueue, tails: list[bytes]) -> list[int]:
-        """The codes of many messages of a queue of no schedule, by their properties.
+    def of_columns(self, queue: ConsumeQueue, columns: BatchColumns) -> list[int]:
+        """The codes of a large batch to a queue of no schedule.
 
-        These have their length before them, two bytes, which may look like the start of an item.
+        Properties have their length before them, two bytes, which may look like the start of an
+        item.
         """
-        if _TAGS not in b"".join(tails):
-            return [0] * len(tails)
+        if _TAGS not in columns.joined_tails:
+            return [0] * len(columns)
         known, codes = self._known, []
-        for tail in tails:
+        for tail in columns.tails:
             before, _, rest = tail.rpartition(_TAGS_ITEM)
             code = known.get(rest.partition(_ITEM_END)[0]) if before else None
             codes.append(self.of(queue, tail[2:], 0) if code is None else code)

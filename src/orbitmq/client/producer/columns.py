@@ -89,40 +89,42 @@ class _Sent:
     result: SendResult
 
     @cached_property
-    def copies(self) -> list[SendResult] | None:
-        """All results, if some of the rows were stored before."""
-        if not isinstance(self.result, BatchResult) and not self.result.is_duplicate:
-            return None
+    def results(self) -> list[SendResult]:
+        """Of each row."""
         ids = [each.tobytes().decode() for each in self.ids]
         return results_in(ids, self.result) if len(ids) > 1 else [self.result]
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether some of the rows were stored before."""
+        return isinstance(self.result, BatchResult) or self.result.is_duplicate
+
     def msg_ids(self) -> pa.StringArray:
-        if self.copies is None:
+        if not self.has_copies:
             return text_of(self.ids)
-        return pa.array([each.msg_id for each in self.copies])
+        return pa.array([each.msg_id for each in self.results])
 
     def queue_ids(self) -> npt.NDArray[np.int32]:
-        if self.copies is None:
+        if not self.has_copies:
             return np.full(len(self.rows), self.result.queue.id, np.int32)
-        return np.array([each.queue.id for each in self.copies], np.int32)
+        return np.array([each.queue.id for each in self.results], np.int32)
 
     def queue_offsets(self) -> npt.NDArray[np.int64]:
-        if self.copies is None:
+        if not self.has_copies:
             return self.result.queue_offset + np.arange(len(self.rows))
-        return np.array([each.queue_offset for each in self.copies], np.int64)
+        return np.array([each.queue_offset for each in self.results], np.int64)
 
 
 class SendResults(Sequence[SendResult]):
     """Where many messages were stored, one entry for each in their order.
 
-    Entries are made when they are looked at: `to_arrow` has all of them as columns.
+    Entries are made when one of their frame is looked at: `to_arrow` has all of them as columns.
     """
 
     def __init__(self, count: int, frames: Sequence[_Sent]) -> None:
         self._count = count
         self._frames = tuple(frames)
         self._places: npt.NDArray[np.int64] | None = None
-        self._offset_ids: dict[int, list[str]] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -157,21 +159,7 @@ class SendResults(Sequence[SendResult]):
                 places[frame.rows, 0] = number
                 places[frame.rows, 1] = np.arange(len(frame.rows))
         number, inside = self._places[row].tolist()
-        if number < 0:
-            return None
-        frame = self._frames[int(number)]
-        if frame.copies is not None:
-            return frame.copies[int(inside)]
-        result, offset_ids = frame.result, self._offset_ids.get(number)
-        if offset_ids is None:
-            offset_ids = self._offset_ids[number] = result.offset_id.split(",")
-        return SendResult(
-            result.status,
-            frame.ids[inside].tobytes().decode(),
-            offset_ids[inside] if inside < len(offset_ids) else offset_ids[0],
-            result.queue,
-            result.queue_offset + inside,
-        )
+        return None if number < 0 else self._frames[number].results[inside]
 
     def to_arrow(self) -> pa.Table:
         """`msgId`, `brokerName`, `queueId` and `queueOffset` of the stored messages, row by row."""
