@@ -179,7 +179,7 @@ def unique_ids(ids: UniqueIds, count: int) -> npt.NDArray[np.uint8]:
 
 def hexadecimal(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Rows of bytes as rows of upper-case digits."""
-    return _HEX_DIGITS[raw].view(np.uint8)
+    return _HEX_DIGITS.take(raw).view(np.uint8)
 
 
 def id_items(digits: npt.NDArray[np.uint8], names: Sequence[str] = (UNIQ_KEY,)) -> pa.StringArray:

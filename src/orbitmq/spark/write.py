@@ -420,16 +420,16 @@ class _PartitionWriter:
         for begin, end in encoded.frames(self.largest_frame, -(-len(encoded) // len(queues))):
             self._turn += 1
             where = queues[self._turn % len(queues)]
-            places: Sequence[int] = range(begin, end)
+            numbers: Sequence[int] = range(self._row + 1 + begin, self._row + 1 + end)
             if chosen is not None:
-                places = chosen[begin:end].tolist()
+                numbers = (chosen[begin:end] + (self._row + 1)).tolist()
             self._send(
                 Frame(
                     where,
                     EncodedElements(encoded.rows(begin, end), end - begin),
-                    rows.ids[places[0]].tobytes().decode(),
+                    rows.ids[begin if chosen is None else chosen[begin]].tobytes().decode(),
                     is_free,
-                    numbers=[self._row + 1 + place for place in places],
+                    numbers=numbers,
                 )
             )
 

@@ -563,7 +563,7 @@ class _Columns:
         else:
             draft = core.drafting.batch(
                 self._wire_topic,
-                bytes(part.encoded.rows(begin, end)),
+                part.encoded.rows(begin, end),
                 end - begin,
                 is_before_5=is_old,
                 may_repeat=part.may_repeat,

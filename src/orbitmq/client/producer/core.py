@@ -67,6 +67,7 @@ from orbitmq.names import (
 from orbitmq.parsing import Duration, Fields, Instant, instance, seconds
 from orbitmq.wire.bodies import ConsumerData
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.frame import Bytes
 
 if TYPE_CHECKING:
     from orbitmq.client.producer.transactions import Check
@@ -531,8 +532,8 @@ class Draft(msgspec.Struct, eq=False, gc=False):
 
     #: As brokers know it.
     topic: str
-    #: As it will be stored: maybe compressed.
-    body: bytes
+    #: As it will be stored: maybe compressed. Of a batch, a piece of what was encoded together.
+    body: Bytes
     properties: str
     unique_id: str
     flag: int = 0
@@ -676,7 +677,7 @@ class Drafting:
     def batch(
         self,
         topic: str,
-        body: bytes,
+        body: Bytes,
         count: int,
         *,
         is_before_5: bool,

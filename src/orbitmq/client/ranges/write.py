@@ -36,6 +36,7 @@ from orbitmq.message.properties import (
 from orbitmq.message.stored import BatchElement, encode_batch, split_batch
 from orbitmq.parsing import Fields
 from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.frame import Bytes
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -323,12 +324,12 @@ def _draft(frame: Frame) -> Draft:
     elements = frame.elements
     return _batch(
         frame.queue.topic,
-        bytes(elements.data) if isinstance(elements, EncodedElements) else encode_batch(elements),
+        elements.data if isinstance(elements, EncodedElements) else encode_batch(elements),
         f"{UNIQ_KEY}{NAME_END}{frame.unique_id}{ITEM_END}{_WAITS}",
         frame.unique_id,
     )
 
 
-def _batch(topic: str, body: bytes, properties: str, unique_id: str) -> Draft:
+def _batch(topic: str, body: Bytes, properties: str, unique_id: str) -> Draft:
     code = int(RequestCode.SEND_BATCH_MESSAGE)
     return Draft(topic, body, properties, unique_id, code=code, is_batch=True)
