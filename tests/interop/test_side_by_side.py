@@ -62,6 +62,7 @@ ACCEPTED: dict[str, str] = {
         "the group was reset to where it pulls from; Apache's moves it there, and stops it for that"
     ),
     "pull a dead letter message?0].properties.DLQ_*": "ours says where it comes from, and why",
+    "*heartbeat* header.dedupWindow": "for how long, and for how many, ours remembers ids",
     # Questions about messages.
     "by *key header.indexLastUpdatePhyoffset": "an offset in the log, whose records differ in size",
     "by unknown key header.indexLastUpdateTimestamp": "ours says how far the index is in any case",
@@ -101,6 +102,7 @@ ACCEPTED: dict[str, str] = {
     "runtime info body.table.commitLogDiskRatio_*": "is named after a folder",
     "runtime info body.table.brokerVersion": "the number beside the name, which ours has too",
     "runtime info body.table.getTransferedTps": "as tools of the old line spell it",
+    "runtime info body.table.dedup*": OWN,
     "runtime info body.table.group*": OWN,
     "runtime info body.table.heldPulls": OWN,
     "runtime info body.table.maxAuto*": OWN,
