@@ -51,7 +51,7 @@ async def test_what_is_wrong_is_said_in_chinese(browser, stage):
         assert [each for each in said if not CHINESE.search(each)] == []
         assert [each for each in said if re.search(r" (the|and|of|is|wait) ", each)] == []
         # Commands stay as they are.
-        assert "orbitmq consume clicks" in (await found.text())
+        assert "orbitmq group show archive" in (await found.text())
 
 
 async def test_the_language_is_chosen_and_remembered(browser, stage):

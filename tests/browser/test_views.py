@@ -94,7 +94,7 @@ async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk):
     cards = page.locator(".fault-card")
     archive = cards.filter(has=page.get_by_role("link", name="archive", exact=True))
     await expect(archive).to_contain_text("no member is online")
-    await expect(archive.locator("code").first).to_contain_text("orbitmq consume clicks --group")
+    await expect(archive.locator("code").first).to_contain_text("orbitmq group show archive")
     await expect(archive.locator("code").last).not_to_be_visible()
     await archive.get_by_text("If repair is not wanted").click()
     await expect(archive.locator("code").last).to_contain_text("orbitmq group skip archive")

@@ -434,7 +434,7 @@ async def test_a_group_that_nobody_consumes_is_told_and_resolved(desk, receiver,
         assert begun["kind"] == "nobody consumes"
         assert begun["text"].startswith("3 messages wait, the oldest for 1 min 3")
         assert begun["url"] == "http://console/groups/billing"
-        assert "orbitmq consume" in begun["command"]
+        assert "orbitmq group show billing" in begun["command"]
         shown = await page.until("/alerts", lambda content: content["webhooks"][0]["posted"] == 1)
         assert (shown["webhooks"][0]["host"], shown["webhooks"][0]["lasting"]) == ("127.0.0.1", 1)
         assert PLACE not in json.dumps(shown)

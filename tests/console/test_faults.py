@@ -239,7 +239,7 @@ def test_advice_begins_with_repair_and_giving_up_comes_last():
 
     assert 'Consumer("g")' in fault.remedy
     assert "skip" not in fault.remedy
-    assert fault.command.startswith("orbitmq consume ")
+    assert fault.command.startswith("orbitmq group show g")
     assert fault.otherwise.startswith("only if")
     assert fault.otherwise_command.startswith("orbitmq group skip g --dry-run")
     assert parsed(fault.otherwise_command)

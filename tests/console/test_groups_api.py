@@ -37,7 +37,7 @@ async def test_lag_is_shown_in_messages_and_seconds_and_as_a_fault_with_a_remedy
     (fault,) = kind["faults"]
     assert kind["kind"] == "nobody consumes"
     assert (fault["subject"], fault["link"]) == ("billing", "/groups/billing")
-    assert fault["command"] == f"orbitmq consume orders --group billing --follow{desk.aim}"
+    assert fault["command"] == f"orbitmq group show billing{desk.aim}"
     assert fault["otherwise_command"] == f"orbitmq group skip billing --dry-run{desk.aim}"
     # The group may belong to a stream, which that command does not move.
     assert "a Spark stream goes on from its checkpoint" in fault["otherwise"]

@@ -731,10 +731,8 @@ _RULES: tuple[_Rule, ...] = (
         lambda group: group.pace is Pace.SILENT and _age(group) >= SILENT_AFTER,
         lambda group: f"{_waits(group)}, and no member is online",
         'start its consumers: the application that has them, or in Python Consumer("GROUP") with '
-        "a handler for TOPIC and run(); this command consumes in the group and prints the messages",
-        lambda group: words.command(
-            Action.CONSUME, _topic_of(group), group=group.name, follow=True
-        ),
+        "a handler for TOPIC and run()",
+        lambda group: words.command(Action.SHOW_GROUP, group.name),
         otherwise="only if these messages are not needed, skip them (a Spark stream goes on from "
         "its checkpoint all the same)",
         otherwise_command=lambda group: words.command(
