@@ -133,7 +133,7 @@ def store(trace: Trace) -> None:
     """A send, in the process of the broker."""
     with EmbeddedCluster() as cluster:
         cluster.create_topic(TOPIC, queues=1)
-        with Sender(cluster.name_server) as sender, trace.on():
+        with Sender(cluster.name_server) as sender, trace.on("Connection.data_received"):
             sender.send("one")
 
 

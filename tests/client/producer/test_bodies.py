@@ -169,8 +169,8 @@ LOOP.append(LOOP)
     [
         (5, {}, r"message\.body must be bytes, a text, or .* got int; write json= for a single"),
         (None, {}, r"message\.body is missing"),
-        (Strange(), {}, r"message\.body \(Strange\) cannot be encoded with JSON: a Strange in it"),
-        ({"a": [Strange()]}, {}, r"message\.body \(dict\) cannot be encoded with JSON: a Strange"),
+        (Strange(), {}, r"body \(Strange\) cannot be encoded with JSON: Strange in it"),
+        ({"a": [Strange()]}, {}, r"body \(dict\) cannot be encoded with JSON: Strange in it"),
         (LOOP, {}, "maximum recursion depth"),
         ({"a": "\ud800"}, {}, "surrogates not allowed"),
         ("x", {"json": 5}, "json cannot be given together with body; choose one"),
